@@ -19,7 +19,7 @@ use hapax::{AdminError, StoreError};
 
 use crate::command::{
     backup, bench, copy, dead, doctor, ledger, migrate, outbox, parked, proxy, queue, receive, relay, send,
-    transfer, work,
+    transfer, verify, work,
 };
 use crate::config_file::Problems;
 
@@ -103,6 +103,8 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
     Doctor(doctor::DoctorArgs),
     /// Measures a server: send, receive and ack from many connections at once.
     Bench(bench::BenchArgs),
+    /// Shows which guarantee holds on a store, by breaking things.
+    Verify(Box<verify::VerifyArgs>),
     /// Prints a completion script for a shell.
     #[command(after_help = "\
 Examples:
@@ -141,6 +143,7 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Some(first) if first == work::START_COMMAND => return work::start(args),
+        Some(first) if first == verify::ROLE_COMMAND => return verify::role(),
         _ => {}
     }
     let cli = Cli::parse();
@@ -219,6 +222,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Migrate(args) => migrate::run(args).await,
         Command::Doctor(args) => doctor::run(args).await,
         Command::Bench(args) => bench::run(args).await,
+        Command::Verify(args) => verify::run(*args).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "hapax", &mut script);

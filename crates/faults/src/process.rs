@@ -88,12 +88,19 @@ impl Process {
     /// Waits for a line that contains `text`, skipping others.
     #[track_caller]
     pub fn wait_for_line(&self, text: &str) -> String {
+        self.find_line(text).unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    /// As [`wait_for_line`](Self::wait_for_line); the error has what the program logged.
+    pub fn find_line(&self, text: &str) -> Result<String, String> {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(line) if line.contains(text) => return line,
+                Ok(line) if line.contains(text) => return Ok(line),
                 Ok(_) => {}
-                Err(error) => panic!("no line with {text:?} ({error}); it logged:\n{}", self.log()),
+                Err(error) => {
+                    return Err(format!("no line with {text:?} ({error}); it logged:\n{}", self.log()));
+                }
             }
         }
     }

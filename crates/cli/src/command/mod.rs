@@ -16,4 +16,5 @@ pub mod receive;
 pub mod relay;
 pub mod send;
 pub mod transfer;
+pub mod verify;
 pub mod work;

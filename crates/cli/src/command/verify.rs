@@ -1,0 +1,246 @@
+//! `hapax verify`: shows which guarantee holds on a store, by breaking things.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Parser as _};
+use hapax::Tier;
+use hapax_verify::fault::ROUND;
+use hapax_verify::report::{Report, Verdict};
+use hapax_verify::roles::{self, Role};
+use hapax_verify::workload::{self, Workload};
+use hapax_verify::{Options, Progress};
+
+use crate::output::{self, Output};
+use crate::text::{parse_ms, parse_word};
+use crate::{Cli, Command, usage};
+
+pub use hapax_verify::roles::ROLE_COMMAND;
+
+/// Time of a run that says nothing else.
+const TIME_MS_DEFAULT: u64 = 60_000;
+/// Time of faults in `--quick`: one round with every fault; start and drain come on top.
+const TIME_MS_QUICK: u64 = 36_000;
+
+/// Shows which guarantee holds, by breaking things: kills, pauses, lost and repeated requests.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  hapax verify --quick
+  hapax verify --store postgres://hapax@db.example/empty --for 10m
+  hapax verify --store redis://localhost/5 --only payments,accounts --html report.html
+  hapax verify --quick --seed 42 --junit verify.xml
+
+Real processes are started, and killed, on this machine: servers of the store, workers, producers. The store has to be
+empty; without --store it is a temporary folder. Naive programs run beside, and have to be caught.
+
+Exit codes: 0 held; 1 violated, invalid, inconclusive or failed; 2 wrong usage.")]
+pub struct VerifyArgs {
+    /// Under a minute in all, on a temporary store unless --store names one.
+    #[arg(long, conflicts_with = "time")]
+    quick: bool,
+    /// The store: embedded:PATH, postgres://…, redis://…; it has to be empty [default: a temporary folder].
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// A ledger in another store: postgres://… or redis://….
+    #[arg(long, value_name = "URL")]
+    ledger: Option<String>,
+    /// Only workloads of this tier: effectively-once or transactional.
+    #[arg(long, value_name = "TIER", value_parser = parse_word::<Tier>)]
+    tier: Option<Tier>,
+    /// How long faults are injected [default: 1m].
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_ms)]
+    time: Option<u64>,
+    /// Repeats a schedule of faults [default: random].
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Lists workloads and faults, and exits.
+    #[arg(long)]
+    list: bool,
+    /// Only these workloads; the controls are always there.
+    #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Uses a store that holds other queues or ledger entries. Its servers elsewhere are not touched.
+    #[arg(long)]
+    shared_store: bool,
+    /// Writes a page with the timeline of faults.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Writes a report for CI systems.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Keeps the history of all operations: one event in JSON per line.
+    #[arg(long, value_name = "FILE")]
+    history: Option<PathBuf>,
+    /// Prints JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl VerifyArgs {
+    fn workloads(&self) -> anyhow::Result<Vec<Workload>> {
+        for name in &self.only {
+            let known = Workload::named(name).ok_or_else(|| {
+                usage(format!("there is no workload {name}; `hapax verify --list` shows those that are"))
+            })?;
+            if known.is_control() {
+                return Err(usage(format!("{name} is a control, and part of every run")));
+            }
+        }
+        let wanted = |workload: &Workload| {
+            workload.is_control()
+                || (self.only.is_empty() || self.only.iter().any(|name| name == workload.name))
+                    && self.tier.is_none_or(|tier| tier == workload.tier)
+        };
+        let chosen: Vec<Workload> = workload::ALL.into_iter().filter(wanted).collect();
+        if chosen.iter().all(Workload::is_control) {
+            return Err(usage("no workload is left; `hapax verify --list` shows their tiers"));
+        }
+        Ok(chosen)
+    }
+
+    fn options(&self) -> anyhow::Result<Options> {
+        let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
+        let time_ms = self.time.unwrap_or(if self.quick { TIME_MS_QUICK } else { TIME_MS_DEFAULT });
+        Ok(Options {
+            program: std::env::current_exe().context("this program's own path")?,
+            store: self.store.clone(),
+            ledger: self.ledger.clone(),
+            workloads: self.workloads()?,
+            time: Duration::from_millis(time_ms),
+            seed,
+            shared_store: self.shared_store,
+            history: self.history.clone(),
+            command: self.command(seed, time_ms),
+        })
+    }
+
+    /// The command that repeats the run; secrets are left out of URLs.
+    fn command(&self, seed: u64, time_ms: u64) -> String {
+        let mut words = vec!["hapax verify".to_owned()];
+        if self.quick {
+            words.push("--quick".to_owned());
+        } else {
+            words.push(format!("--for {}s", time_ms / 1_000));
+        }
+        for (flag, url) in [("--store", &self.store), ("--ledger", &self.ledger)] {
+            words.extend(url.as_ref().map(|url| format!("{flag} {}", hapax::without_secrets(url))));
+        }
+        words.extend(self.tier.map(|tier| format!("--tier {}", crate::text::word(&tier))));
+        if !self.only.is_empty() {
+            words.push(format!("--only {}", self.only.join(",")));
+        }
+        words.push(format!("--seed {seed}"));
+        words.join(" ")
+    }
+}
+
+pub async fn run(args: VerifyArgs) -> anyhow::Result<()> {
+    let out = Output::new(args.json);
+    if args.list {
+        return list(out);
+    }
+    let options = args.options()?;
+    let mut tell = |progress: Progress<'_>| match progress {
+        Progress::Phase(phase) => output::note(&phase),
+        Progress::Fault(fault) => {
+            let caused = fault.caused.named().into_iter().filter(|(_, count)| *count > 0);
+            let caused: Vec<String> = caused.map(|(name, count)| format!("{count} {name}")).collect();
+            let bit = if fault.bit { "" } else { "did not bite; " };
+            output::note(&format!(
+                "{:>4}  {:<44} {bit}hit {}, caused: {}",
+                fault.number,
+                fault.fault,
+                fault.hits,
+                caused.join(", ")
+            ));
+        }
+    };
+    let report = tokio::select! {
+        report = hapax_verify::run(&options, &mut tell) => report?,
+        _ = tokio::signal::ctrl_c() => bail!("interrupted: there is no verdict"),
+    };
+    for (file, text) in
+        [(&args.html, Report::to_html as fn(&Report) -> String), (&args.junit, Report::to_junit)]
+    {
+        if let Some(file) = file {
+            std::fs::write(file, text(&report)).with_context(|| file.display().to_string())?;
+        }
+    }
+    if out.is_json() {
+        out.value(&report)?;
+    } else {
+        output::raw(&report.to_text())?;
+    }
+    match report.verdict {
+        Verdict::Held => Ok(()),
+        verdict => bail!("{}: {}", verdict.name(), report.why),
+    }
+}
+
+fn list(out: Output) -> anyhow::Result<()> {
+    if out.is_json() {
+        let workload = |workload: &Workload| {
+            serde_json::json!({
+                "workload": workload.name, "title": workload.title, "boundary": workload.boundary,
+                "control": workload.is_control(),
+                "tier": (!workload.is_control()).then_some(workload.tier),
+            })
+        };
+        let workloads: Vec<_> = workload::ALL.iter().map(workload).collect();
+        let faults: Vec<String> = fault_names();
+        return out.value(&serde_json::json!({ "workloads": workloads, "faults": faults }));
+    }
+    let row = |workload: &Workload| {
+        let tier =
+            if workload.is_control() { "control".to_owned() } else { crate::text::word(&workload.tier) };
+        vec![workload.name.to_owned(), tier, workload.title.to_owned(), workload.boundary.to_owned()]
+    };
+    out.rows(&["workload", "tier", "", "boundary"], workload::ALL.iter().map(row).collect())?;
+    output::raw("\n")?;
+    out.rows(&["fault"], fault_names().into_iter().map(|fault| vec![fault]).collect())
+}
+
+fn fault_names() -> Vec<String> {
+    let mut names: Vec<String> = ROUND.iter().map(ToString::to_string).collect();
+    names.dedup();
+    names
+}
+
+/// Runs a child process of a run.
+pub fn role() -> ExitCode {
+    let run = || {
+        let role = roles::begin()?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(async {
+            match role {
+                Role::Server(store) => {
+                    let args = [
+                        "hapax",
+                        "serve",
+                        "--listen",
+                        "127.0.0.1:0",
+                        "--log-level",
+                        "error",
+                        "--store",
+                        &store,
+                    ];
+                    let migrate = store.starts_with("postgres").then_some("--migrate");
+                    let cli = Cli::try_parse_from(args.into_iter().chain(migrate))?;
+                    let Command::Serve(args) = cli.command else { bail!("not a server") };
+                    crate::serve::run(*args).await
+                }
+                role => roles::run(role).await,
+            }
+        })
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::note(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! The checker: a pure function from a history to what is wrong with it.
+
+mod claims;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::history::{Act, Answer, Effect, Event, Place};
+use crate::workload::Workload;
+
+/// Maximum number of events of a witness.
+pub const WITNESS_EVENTS_MAX: usize = 10;
+/// Violations of each kind that are kept with their witness; all are counted.
+const WITNESSES_MAX: usize = 3;
+
+/// A kind of violation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Anomaly {
+    /// A send was answered with success; nothing took effect, and nothing is left to account for it.
+    AcceptedButLost,
+    /// One intent, two effects.
+    EffectTwice,
+    /// An effect that no producer wanted.
+    EffectWithoutIntent,
+    /// Effects of one account in another order than its sends.
+    OrderViolated,
+    /// A settle or completion was accepted although a newer holder had the right.
+    StaleSettleAccepted,
+    /// A fence that did not grow.
+    FenceBackwards,
+    /// A duplicate was answered with another outcome than the first run.
+    OutcomeDiffers,
+    /// A dead letter that nothing rejected, or whose payment was made.
+    DeadLetterUnaccounted,
+}
+
+impl Anomaly {
+    /// Its name, for example `effect-twice`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AcceptedButLost => "accepted-but-lost",
+            Self::EffectTwice => "effect-twice",
+            Self::EffectWithoutIntent => "effect-without-intent",
+            Self::OrderViolated => "order-violated",
+            Self::StaleSettleAccepted => "stale-settle-accepted",
+            Self::FenceBackwards => "fence-backwards",
+            Self::OutcomeDiffers => "outcome-differs",
+            Self::DeadLetterUnaccounted => "dead-letter-unaccounted",
+        }
+    }
+}
+
+/// A violation with the events that show it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Violation {
+    /// Its kind.
+    pub anomaly: Anomaly,
+    /// The payment or key.
+    pub id: String,
+    /// What is wrong, in a sentence.
+    pub says: String,
+    /// The events that show it, in their order; at most [`WITNESS_EVENTS_MAX`].
+    pub witness: Vec<Event>,
+}
+
+/// What a history says of one workload.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Findings {
+    /// Operations: sends, bank calls, settles and claims.
+    pub operations: u64,
+    /// Payments that producers wanted, or keys.
+    pub intents: u64,
+    /// Payments whose send was answered with success.
+    pub accepted: u64,
+    /// Effects.
+    pub effects: u64,
+    /// Payments without a known answer to their send, and without effect: allowed.
+    pub unknown: u64,
+    /// Duplicates that were suppressed: replays, and calls that the bank recognised.
+    pub suppressed: u64,
+    /// Messages that were still in their queue at the end.
+    pub unsettled: u64,
+    /// Messages in the dead letters, parked or in doubt at the end.
+    pub left: u64,
+    /// Violations of each kind.
+    pub counts: BTreeMap<Anomaly, u64>,
+    /// The first violations of each kind.
+    pub violations: Vec<Violation>,
+}
+
+impl Findings {
+    /// All violations.
+    pub fn total(&self) -> u64 {
+        self.counts.values().sum()
+    }
+
+    fn add(&mut self, anomaly: Anomaly, id: &str, says: String, events: &[&Event]) {
+        let count = self.counts.entry(anomaly).or_default();
+        *count += 1;
+        if *count <= WITNESSES_MAX as u64 {
+            let mut events = events.to_vec();
+            events.sort_by_key(|event| event.n);
+            events.dedup_by_key(|event| event.n);
+            let witness = events.into_iter().take(WITNESS_EVENTS_MAX).cloned().collect();
+            self.violations.push(Violation { anomaly, id: id.to_owned(), says, witness });
+        }
+    }
+}
+
+/// What is known of one payment.
+#[derive(Default)]
+struct Payment<'a> {
+    intent: Option<&'a Event>,
+    sent: Option<&'a Event>,
+    calls: Vec<&'a Event>,
+    moved: Vec<&'a Event>,
+    acks: Vec<&'a Event>,
+    left: Vec<(&'a Event, Place)>,
+    entry: Option<&'a Event>,
+}
+
+/// Checks a workload's part of a history.
+pub fn check(history: &[Event], workload: &Workload) -> Findings {
+    let own: Vec<&Event> = history.iter().filter(|event| event.event.workload == workload.name).collect();
+    let mut findings = Findings::default();
+    let mut payments: BTreeMap<&str, Payment<'_>> = BTreeMap::new();
+    for event in &own {
+        let Some(id) = event.id() else { continue };
+        let payment = payments.entry(id).or_default();
+        match &event.event.act {
+            Act::Intent { .. } => payment.intent = payment.intent.or(Some(event)),
+            Act::Send { answer, .. } => {
+                findings.operations += 1;
+                if *answer == Answer::Ok {
+                    payment.sent = payment.sent.or(Some(event));
+                }
+            }
+            Act::Call { effect, .. } => {
+                findings.operations += 1;
+                payment.calls.push(event);
+                match effect {
+                    Effect::Moved => payment.moved.push(event),
+                    Effect::Known => findings.suppressed += 1,
+                    Effect::Closed => {}
+                }
+            }
+            Act::Settle { ack, answer, ran, .. } => {
+                findings.operations += 1;
+                if *ack && *answer == Answer::Ok {
+                    payment.acks.push(event);
+                    findings.suppressed += u64::from(!ran);
+                }
+            }
+            Act::Left { place, .. } => payment.left.push((event, *place)),
+            Act::Entry { .. } => payment.entry = Some(event),
+            _ => {}
+        }
+    }
+    for (id, payment) in &payments {
+        check_payment(id, payment, &mut findings);
+    }
+    if workload.fifo {
+        check_order(&own, &mut findings);
+    }
+    claims::check(&own, &mut findings);
+    findings
+}
+
+fn check_payment(id: &str, payment: &Payment<'_>, findings: &mut Findings) {
+    let Payment { intent, sent, calls, moved, acks, left, entry } = payment;
+    let is_at = |place: Place| left.iter().any(|(_, at)| *at == place);
+    findings.intents += u64::from(intent.is_some());
+    findings.accepted += u64::from(sent.is_some());
+    findings.effects += moved.len() as u64;
+    findings.unsettled += u64::from(is_at(Place::Waiting));
+    findings.left += u64::from(is_at(Place::Dead) || is_at(Place::Parked) || is_at(Place::InDoubt));
+    findings.unknown += u64::from(intent.is_some() && sent.is_none() && moved.is_empty());
+
+    if let (Some(sent), true, true) = (sent, moved.is_empty(), left.is_empty()) {
+        let mut shown: Vec<&Event> = intent.iter().copied().chain([*sent]).collect();
+        shown.extend(calls.iter().chain(acks).take(WITNESS_EVENTS_MAX - 2).copied());
+        let says = "the send was answered with success; the payment was never made, and is neither waiting, parked nor dead";
+        findings.add(Anomaly::AcceptedButLost, id, says.to_owned(), &shown);
+    }
+    if moved.len() > 1 {
+        let mut shown: Vec<&Event> = intent.iter().copied().collect();
+        shown.extend(moved.iter().take(3).copied());
+        shown.extend(acks.iter().take(2).copied());
+        let says = format!("the payment was made {} times", moved.len());
+        findings.add(Anomaly::EffectTwice, id, says, &shown);
+    }
+    if let Some(first) = moved.first() {
+        match intent {
+            None => {
+                let says = "no producer wanted this payment".to_owned();
+                findings.add(Anomaly::EffectWithoutIntent, id, says, &[first]);
+            }
+            Some(intent) if intent.n > first.n || subject(intent) != subject(first) => {
+                let says = "the payment is not the one that its producer wanted".to_owned();
+                findings.add(Anomaly::EffectWithoutIntent, id, says, &[intent, first]);
+            }
+            Some(_) => {}
+        }
+    }
+    check_fences(id, calls, findings);
+    check_acks(id, acks, findings);
+    if let Some(entry) = entry {
+        check_outcome(id, entry, moved, findings);
+    }
+    if let Some((dead, _)) = left.iter().find(|(_, place)| *place == Place::Dead) {
+        let is_closed = |call: &&&Event| matches!(&call.event.act, Act::Call { effect: Effect::Closed, .. });
+        let rejected = calls.iter().find(is_closed);
+        if rejected.is_none() || !moved.is_empty() {
+            let says = if moved.is_empty() { "nothing rejected it" } else { "the payment was made" };
+            let shown: Vec<&Event> =
+                intent.iter().copied().chain(moved.iter().copied()).chain([*dead]).collect();
+            let says = format!("it is in the dead letters, but {says}");
+            findings.add(Anomaly::DeadLetterUnaccounted, id, says, &shown);
+        }
+    }
+}
+
+/// The account and number of an intent or a call.
+fn subject(event: &Event) -> Option<(&str, u64)> {
+    match &event.event.act {
+        Act::Intent { account, number, .. } | Act::Call { account, number, .. } => Some((account, *number)),
+        _ => None,
+    }
+}
+
+/// A run calls the bank once, so two calls with the same fence are two holders of the same right.
+fn check_fences(id: &str, calls: &[&Event], findings: &mut Findings) {
+    let mut seen: HashMap<u64, &Event> = HashMap::new();
+    for call in calls {
+        let Act::Call { fence, .. } = &call.event.act else { continue };
+        // Controls have no fences.
+        if let Some(earlier) = (*fence > 0).then(|| seen.insert(*fence, call)).flatten() {
+            let says = format!("two runs had the fence {fence}");
+            findings.add(Anomaly::FenceBackwards, id, says, &[earlier, call]);
+        }
+    }
+}
+
+/// A message is acked by one delivery.
+fn check_acks(id: &str, acks: &[&Event], findings: &mut Findings) {
+    let mut seen: HashMap<&str, (u64, &Event)> = HashMap::new();
+    for ack in acks {
+        let Act::Settle { message, fence, .. } = &ack.event.act else { continue };
+        match seen.get(message.as_str()) {
+            Some((earlier, event)) if earlier != fence => {
+                let says = format!("two deliveries of message {message} were acked");
+                findings.add(Anomaly::StaleSettleAccepted, id, says, &[event, ack]);
+            }
+            _ => drop(seen.insert(message, (*fence, ack))),
+        }
+    }
+}
+
+/// The outcome that duplicates get is that of the payment.
+fn check_outcome(id: &str, entry: &Event, moved: &[&Event], findings: &mut Findings) {
+    let Act::Entry { completed: true, outcome, .. } = &entry.event.act else { return };
+    let receipts: HashSet<u64> = moved
+        .iter()
+        .filter_map(|call| match &call.event.act {
+            Act::Call { receipt, .. } => Some(*receipt),
+            _ => None,
+        })
+        .collect();
+    if !outcome.is_some_and(|outcome| receipts.contains(&outcome)) {
+        let shown: Vec<&Event> = moved.iter().take(2).copied().chain([entry]).collect();
+        let says =
+            format!("the ledger answers duplicates with {outcome:?}, the bank's receipt is {receipts:?}");
+        findings.add(Anomaly::OutcomeDiffers, id, says, &shown);
+    }
+}
+
+/// The first effects of each account are in the order of its sends.
+fn check_order(own: &[&Event], findings: &mut Findings) {
+    let mut last: HashMap<&str, (u64, &Event)> = HashMap::new();
+    let mut seen = HashSet::new();
+    for event in own {
+        let Act::Call { id, account, number, effect: Effect::Moved, .. } = &event.event.act else { continue };
+        if !seen.insert(id) {
+            continue;
+        }
+        match last.get(account.as_str()) {
+            Some((before, earlier)) if number < before => {
+                let says = format!("payment {number} of {account} was made after payment {before}");
+                findings.add(Anomaly::OrderViolated, id, says, &[earlier, event]);
+            }
+            _ => drop(last.insert(account, (*number, event))),
+        }
+    }
+}

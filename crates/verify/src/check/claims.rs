@@ -1,0 +1,125 @@
+//! Rules on the keys of a ledger. An operation is recorded before it begins and after it was answered, so one that begins
+//! after another was answered comes after it in real time.
+
+use std::collections::BTreeMap;
+
+use super::{Anomaly, Findings};
+use crate::history::{Act, Answer, ClaimStep, Event};
+
+#[derive(Default)]
+struct Key<'a> {
+    /// The largest fence that was granted so far, and its event.
+    granted: Option<(u64, &'a Event)>,
+    /// The accepted completion: fence, outcome, event.
+    completed: Option<(u64, String, &'a Event)>,
+    /// Outcomes that someone asked to be recorded, by fence.
+    asked: BTreeMap<u64, (String, &'a Event)>,
+    /// The outcome that a duplicate was answered with.
+    replayed: Option<(String, &'a Event)>,
+    /// For each process: what was granted, and whether the key had ended, when it began its operation.
+    begun: BTreeMap<&'a str, Begun<'a>>,
+}
+
+#[derive(Default, Clone)]
+struct Begun<'a> {
+    granted: Option<(u64, &'a Event)>,
+    ended: Option<&'a Event>,
+}
+
+pub fn check(own: &[&Event], findings: &mut Findings) {
+    let mut keys: BTreeMap<&str, Key<'_>> = BTreeMap::new();
+    for event in own {
+        let Act::Claim { id, step } = &event.event.act else { continue };
+        let is_new = !keys.contains_key(id.as_str());
+        let key = keys.entry(id).or_default();
+        findings.intents += u64::from(is_new);
+        findings.operations += u64::from(!matches!(step, ClaimStep::Ask | ClaimStep::Complete { .. }));
+        key.step(id, step, event, findings);
+    }
+}
+
+impl<'a> Key<'a> {
+    fn step(&mut self, id: &str, step: &'a ClaimStep, event: &'a Event, findings: &mut Findings) {
+        let who = event.event.who.as_str();
+        match step {
+            ClaimStep::Ask => self.begin(who),
+            ClaimStep::Granted { fence } => {
+                let begun = self.begun.get(who).cloned().unwrap_or_default();
+                if let Some((earlier, shown)) = begun.granted.filter(|(earlier, _)| fence <= earlier) {
+                    let says = format!("fence {fence} was granted after fence {earlier}");
+                    findings.add(Anomaly::FenceBackwards, id, says, &[shown, event]);
+                }
+                if let Some(ended) = begun.ended {
+                    let says = "the key was granted again after its completion".to_owned();
+                    findings.add(Anomaly::EffectTwice, id, says, &[ended, event]);
+                }
+                if self.granted.is_none_or(|(largest, _)| *fence > largest) {
+                    self.granted = Some((*fence, event));
+                }
+            }
+            ClaimStep::Replayed { outcome } => {
+                findings.suppressed += 1;
+                self.replay(id, outcome, event, findings);
+            }
+            ClaimStep::Complete { fence, outcome } => {
+                self.begin(who);
+                self.asked.insert(*fence, (outcome.clone(), event));
+            }
+            ClaimStep::Completed { fence, answer } => self.complete(id, *fence, *answer, event, findings),
+        }
+    }
+
+    fn begin(&mut self, who: &'a str) {
+        let ended = self.completed.as_ref().map(|(_, _, event)| *event);
+        self.begun.insert(who, Begun { granted: self.granted, ended });
+    }
+
+    fn replay(&mut self, id: &str, outcome: &str, event: &'a Event, findings: &mut Findings) {
+        let earlier = match (&self.completed, &self.replayed) {
+            (Some((_, known, shown)), _) if known != outcome => Some((known, *shown)),
+            (_, Some((known, shown))) if known != outcome => Some((known, *shown)),
+            _ => None,
+        };
+        if let Some((known, shown)) = earlier {
+            let says = format!("a duplicate was answered {outcome:?}, after {known:?}");
+            findings.add(Anomaly::OutcomeDiffers, id, says, &[shown, event]);
+        } else if !self.asked.values().any(|(asked, _)| asked == outcome) {
+            let says = format!("a duplicate was answered {outcome:?}, which was never recorded");
+            findings.add(Anomaly::OutcomeDiffers, id, says, &[event]);
+        }
+        self.replayed.get_or_insert((outcome.to_owned(), event));
+    }
+
+    fn complete(&mut self, id: &str, fence: u64, answer: Answer, event: &'a Event, findings: &mut Findings) {
+        if answer != Answer::Ok {
+            return;
+        }
+        findings.accepted += 1;
+        let begun = self.begun.get(event.event.who.as_str()).cloned().unwrap_or_default();
+        let asked = self.asked.get(&fence);
+        if let Some((newer, shown)) = begun.granted.filter(|(newer, _)| *newer > fence) {
+            let says =
+                format!("a completion with fence {fence} was accepted after fence {newer} was granted");
+            let shown: Vec<&Event> =
+                [shown, event].into_iter().chain(asked.map(|(_, event)| *event)).collect();
+            findings.add(Anomaly::StaleSettleAccepted, id, says, &shown);
+        }
+        let outcome = asked.map(|(outcome, _)| outcome.clone()).unwrap_or_default();
+        match &self.completed {
+            Some((earlier, _, shown)) if *earlier != fence => {
+                let says = format!("completions with fences {earlier} and {fence} were both accepted");
+                findings.add(Anomaly::EffectTwice, id, says, &[shown, event]);
+            }
+            Some(_) => {}
+            None => {
+                findings.effects += 1;
+                if let Some((replayed, shown)) = self.replayed.as_ref().filter(|(known, _)| *known != outcome)
+                {
+                    let says = format!("duplicates were answered {replayed:?}, the outcome is {outcome:?}");
+                    findings.add(Anomaly::OutcomeDiffers, id, says, &[shown, event]);
+                }
+                self.completed = Some((fence, outcome, event));
+            }
+        }
+    }
+}

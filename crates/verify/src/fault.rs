@@ -1,0 +1,189 @@
+//! The faults of a run, and their seeded schedule.
+
+use std::fmt;
+use std::time::Duration;
+
+use hapax_faults::{Action, Match};
+
+use crate::workload::LEASE_MS;
+
+/// A process that can be killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// The producer.
+    Producer,
+    /// One of the workers.
+    Worker,
+    /// A server.
+    Server,
+}
+
+/// Whose connection to the server is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The producer's.
+    Producers,
+    /// The workers'.
+    Workers,
+}
+
+/// A fault on the wire: it hits only one kind of request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WireFault {
+    /// Whose connection.
+    pub side: Side,
+    /// The request's name for readers.
+    pub request: &'static str,
+    /// Part of the request's label at the proxy.
+    label: &'static str,
+    /// Whether the answer is hit, and not the request.
+    answer: bool,
+    /// What the proxy does with it.
+    pub action: Action,
+}
+
+impl WireFault {
+    /// The frames that it hits.
+    pub fn on(&self) -> Match {
+        if self.answer { Match::answer_to(self.label) } else { Match::request(self.label) }
+    }
+}
+
+/// A fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// SIGKILL, then a restart.
+    Kill(Target),
+    /// A worker is stopped (SIGSTOP) past its lease, then continues (SIGCONT).
+    Pause,
+    /// Requests or answers are cut, dropped, delayed or duplicated.
+    Wire(WireFault),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kill(Target::Producer) => f.write_str("kill -9 of the producer"),
+            Self::Kill(Target::Worker) => f.write_str("kill -9 of a worker"),
+            Self::Kill(Target::Server) => f.write_str("kill -9 of a server"),
+            Self::Pause => f.write_str("pause of a worker past its lease"),
+            Self::Wire(wire) => {
+                let done = match wire.action {
+                    Action::Cut => "cut",
+                    Action::Drop => "dropped",
+                    Action::Delay(_) => "delayed past the timeout",
+                    Action::Duplicate => "duplicated",
+                    Action::Hold => "held",
+                };
+                let what = if wire.answer { "answer" } else { "request" };
+                write!(f, "{}: {what} {done}", wire.request)
+            }
+        }
+    }
+}
+
+/// Longer than the timeout of a request: the caller has given up, and the request still arrives.
+const LATE: Action = Action::Delay(Duration::from_millis(1_800));
+
+const fn wire(side: Side, request: &'static str, label: &'static str, answer: bool, action: Action) -> Fault {
+    Fault::Wire(WireFault { side, request, label, answer, action })
+}
+
+/// Each fault that a round has. Kills are more frequent: each hits only what is under way at that moment.
+pub const ROUND: [Fault; 18] = [
+    Fault::Kill(Target::Worker),
+    Fault::Kill(Target::Worker),
+    Fault::Kill(Target::Worker),
+    Fault::Kill(Target::Producer),
+    Fault::Kill(Target::Server),
+    Fault::Pause,
+    wire(Side::Producers, "SendMessage", "/messages", true, Action::Cut),
+    wire(Side::Producers, "SendMessage", "/messages", false, Action::Cut),
+    wire(Side::Producers, "SendMessage", "/messages", false, Action::Duplicate),
+    wire(Side::Producers, "SendMessage", "/messages", true, Action::Drop),
+    wire(Side::Producers, "SendMessage", "/messages", false, LATE),
+    wire(Side::Workers, "DeleteMessage", "/settle", true, Action::Cut),
+    wire(Side::Workers, "DeleteMessage", "/settle", false, Action::Duplicate),
+    wire(Side::Workers, "DeleteMessage", "/settle", false, LATE),
+    wire(Side::Workers, "ReceiveMessage", "/receive", true, Action::Cut),
+    wire(Side::Workers, "claim", "/v1/claims 200", true, Action::Cut),
+    wire(Side::Workers, "complete", "/claims/end", true, Action::Cut),
+    wire(Side::Workers, "complete", "/claims/end", false, LATE),
+];
+
+/// How long frames are hit.
+pub const WINDOW: Duration = Duration::from_millis(1_200);
+/// Frames hit in each part of a window.
+pub const HITS_PER_PART: u64 = 16;
+/// The parts of a window: a retry that follows at once is hit by the next part at most.
+pub const PART: Duration = Duration::from_millis(100);
+
+/// How long the effects of a fault are watched after it.
+pub fn aftermath(fault: Fault) -> Duration {
+    match fault {
+        // What was under way returns when its lease ends.
+        Fault::Kill(Target::Worker | Target::Server) => Duration::from_millis(LEASE_MS + 600),
+        Fault::Kill(Target::Producer) => Duration::from_millis(300),
+        Fault::Pause => Duration::from_millis(500),
+        Fault::Wire(wire) if matches!(wire.action, Action::Delay(_) | Action::Drop) => {
+            Duration::from_millis(1_000)
+        }
+        Fault::Wire(_) => Duration::from_millis(200),
+    }
+}
+
+/// How long a worker is stopped.
+pub fn pause(random: &mut fastrand::Rng) -> Duration {
+    Duration::from_millis(LEASE_MS * 13 / 10 + random.u64(..LEASE_MS / 2))
+}
+
+/// The faults of a run in their order: whole rounds, each shuffled.
+pub struct Schedule {
+    random: fastrand::Rng,
+    left: Vec<Fault>,
+}
+
+impl Schedule {
+    /// The schedule of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self { random: fastrand::Rng::with_seed(seed), left: Vec::new() }
+    }
+
+    /// The next fault.
+    pub fn next(&mut self) -> Fault {
+        if self.left.is_empty() {
+            self.left = ROUND.to_vec();
+            self.random.shuffle(&mut self.left);
+        }
+        self.left.pop().expect("a round is not empty")
+    }
+
+    /// For the details of a fault: which of two workers, how long.
+    pub fn random(&mut self) -> &mut fastrand::Rng {
+        &mut self.random
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_repeats_its_schedule_and_each_round_has_every_fault() {
+        let take = |seed| {
+            let mut schedule = Schedule::new(seed);
+            (0..ROUND.len() * 2).map(|_| schedule.next()).collect::<Vec<_>>()
+        };
+        assert_eq!(take(7), take(7));
+        assert_ne!(take(7), take(8));
+        for round in take(7).chunks(ROUND.len()) {
+            assert!(ROUND.iter().all(|fault| round.contains(fault)));
+        }
+    }
+
+    #[test]
+    fn a_pause_is_longer_than_the_lease() {
+        let mut random = fastrand::Rng::with_seed(1);
+        assert!((0..100).all(|_| pause(&mut random) > Duration::from_millis(LEASE_MS)));
+    }
+}

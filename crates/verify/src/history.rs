@@ -1,0 +1,363 @@
+//! The history of a run: what each process tried, what it was answered, and what took effect.
+//!
+//! One process, the recorder, appends to it; a line of JSON is one event. The checker reads nothing else.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+/// The answer to an operation, as its caller knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer {
+    /// It took effect.
+    Ok,
+    /// It did not.
+    Failed,
+    /// The answer was lost: it may have taken effect.
+    Unknown,
+}
+
+/// What a bank did with a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Effect {
+    /// The money was moved.
+    Moved,
+    /// It was moved earlier under the same key.
+    Known,
+    /// The account is closed: nothing was moved.
+    Closed,
+}
+
+/// Where a message, or its key, was at the end of the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// In the dead letters.
+    Dead,
+    /// Set aside in its own queue.
+    Parked,
+    /// In doubt in the ledger.
+    InDoubt,
+    /// Still in its queue.
+    Waiting,
+}
+
+/// One step of an operation on a ledger key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "step", rename_all = "kebab-case")]
+pub enum ClaimStep {
+    /// A claim was asked for.
+    Ask,
+    /// It was granted under this fence.
+    Granted {
+        /// The fence.
+        fence: u64,
+    },
+    /// The key had ended with this outcome.
+    Replayed {
+        /// The outcome.
+        outcome: String,
+    },
+    /// The claim is about to be completed with this outcome.
+    Complete {
+        /// The fence of the grant.
+        fence: u64,
+        /// The outcome.
+        outcome: String,
+    },
+    /// The completion was answered.
+    Completed {
+        /// The fence of the grant.
+        fence: u64,
+        /// The answer.
+        answer: Answer,
+    },
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Act {
+    /// A producer wants this payment to be made.
+    Intent {
+        /// The payment.
+        id: String,
+        /// The account, within which order matters on a FIFO queue.
+        account: String,
+        /// The payment's number within the account.
+        number: u64,
+    },
+    /// A producer's send was answered.
+    Send {
+        /// The payment.
+        id: String,
+        /// The answer.
+        answer: Answer,
+    },
+    /// A bank was called.
+    Call {
+        /// The payment.
+        id: String,
+        /// The account.
+        account: String,
+        /// The payment's number within the account.
+        number: u64,
+        /// The fence of the run.
+        fence: u64,
+        /// How often the message was delivered.
+        deliveries: u32,
+        /// Whether an earlier run may have called.
+        takeover: bool,
+        /// What the bank did.
+        effect: Effect,
+        /// The bank's transaction number.
+        receipt: u64,
+    },
+    /// A delivery ended at its worker.
+    Settle {
+        /// The payment.
+        id: String,
+        /// The message.
+        message: String,
+        /// The delivery's fence.
+        fence: u64,
+        /// Whether the delivery was acked.
+        ack: bool,
+        /// The store's answer.
+        answer: Answer,
+        /// Whether its handler ran.
+        ran: bool,
+        /// How often the message was delivered.
+        deliveries: u32,
+        /// Why the store refused.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    },
+    /// An operation on a ledger key.
+    Claim {
+        /// The key.
+        id: String,
+        /// The step.
+        #[serde(flatten)]
+        step: ClaimStep,
+    },
+    /// The ledger's entry at the end of the run.
+    Entry {
+        /// The payment.
+        id: String,
+        /// Whether it is completed.
+        completed: bool,
+        /// The recorded outcome: the bank's transaction number.
+        outcome: Option<u64>,
+    },
+    /// A message, or key, that was not done at the end of the run.
+    Left {
+        /// The payment.
+        id: String,
+        /// Where it is.
+        place: Place,
+    },
+    /// A fault began.
+    FaultBegins {
+        /// Its number in the schedule.
+        number: u32,
+        /// What it is.
+        fault: String,
+    },
+    /// A fault and its aftermath are over.
+    FaultEnds {
+        /// Its number in the schedule.
+        number: u32,
+        /// Requests that it hit, or processes.
+        hits: u64,
+        /// What it caused.
+        caused: Caused,
+    },
+    /// An operator acted: dead letters were redriven, doubts resolved.
+    Operator {
+        /// The action.
+        action: String,
+        /// How many messages or keys.
+        count: u64,
+    },
+}
+
+/// What a fault caused: the difference of the recorder's counters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Caused {
+    /// Sends whose answer was lost.
+    pub sends_unknown: u64,
+    /// Sends that failed.
+    pub sends_failed: u64,
+    /// Payments that a new producer process had to send again, because it did not know how the last send ended.
+    pub sends_resumed: u64,
+    /// Bank calls and replays for messages that were delivered before.
+    pub redelivered: u64,
+    /// Bank calls after a takeover.
+    pub takeovers: u64,
+    /// Calls that the bank recognised by their key.
+    pub known: u64,
+    /// Settles that the store refused, or whose answer was lost.
+    pub settles_refused: u64,
+    /// Duplicate deliveries that got the recorded outcome.
+    pub replayed: u64,
+    /// Completions of claims whose answer was lost.
+    pub claims_unknown: u64,
+}
+
+impl Caused {
+    /// The counters by name.
+    pub fn named(&self) -> [(&'static str, u64); 9] {
+        [
+            ("sends unknown", self.sends_unknown),
+            ("sends failed", self.sends_failed),
+            ("sends resumed", self.sends_resumed),
+            ("redelivered", self.redelivered),
+            ("takeovers", self.takeovers),
+            ("known to the bank", self.known),
+            ("settles refused", self.settles_refused),
+            ("replayed", self.replayed),
+            ("claims unknown", self.claims_unknown),
+        ]
+    }
+
+    /// The difference to an earlier state.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            sends_unknown: self.sends_unknown - earlier.sends_unknown,
+            sends_failed: self.sends_failed - earlier.sends_failed,
+            sends_resumed: self.sends_resumed - earlier.sends_resumed,
+            redelivered: self.redelivered - earlier.redelivered,
+            takeovers: self.takeovers - earlier.takeovers,
+            known: self.known - earlier.known,
+            settles_refused: self.settles_refused - earlier.settles_refused,
+            replayed: self.replayed - earlier.replayed,
+            claims_unknown: self.claims_unknown - earlier.claims_unknown,
+        }
+    }
+
+    /// Whether something happened that does not happen without faults. Producers send some payments twice on purpose, so
+    /// replays prove nothing.
+    pub fn bit(&self) -> bool {
+        self.faulted() > 0
+    }
+
+    /// Operations whose answer was lost, late or repeated.
+    pub fn faulted(&self) -> u64 {
+        self.sends_unknown
+            + self.sends_failed
+            + self.sends_resumed
+            + self.redelivered
+            + self.settles_refused
+            + self.claims_unknown
+    }
+}
+
+/// An event before the recorder has numbered it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewEvent {
+    /// The process that reports it.
+    pub who: String,
+    /// The workload that it belongs to; empty for faults.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub workload: String,
+    /// What happened.
+    #[serde(flatten)]
+    pub act: Act,
+}
+
+/// One line of the history.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Its number: the order in which the recorder learned of events.
+    pub n: u64,
+    /// Milliseconds since the start of the recorder.
+    pub ms: u64,
+    /// The event.
+    #[serde(flatten)]
+    pub event: NewEvent,
+}
+
+impl Event {
+    /// The payment or key that it is about.
+    pub fn id(&self) -> Option<&str> {
+        match &self.event.act {
+            Act::Intent { id, .. }
+            | Act::Send { id, .. }
+            | Act::Call { id, .. }
+            | Act::Settle { id, .. }
+            | Act::Claim { id, .. }
+            | Act::Entry { id, .. }
+            | Act::Left { id, .. } => Some(id),
+            Act::FaultBegins { .. } | Act::FaultEnds { .. } | Act::Operator { .. } => None,
+        }
+    }
+}
+
+/// Appends events to a file. Each is handed to the operating system before this returns, so that it survives `kill -9`.
+pub struct Writer {
+    file: std::fs::File,
+    next: u64,
+    start: std::time::Instant,
+}
+
+impl Writer {
+    /// A new file.
+    pub fn create(path: &Path) -> anyhow::Result<Self> {
+        let file = std::fs::File::create(path).with_context(|| path.display().to_string())?;
+        Ok(Self { file, next: 1, start: std::time::Instant::now() })
+    }
+
+    /// Appends events in one write.
+    pub fn append(&mut self, events: impl IntoIterator<Item = NewEvent>) -> anyhow::Result<()> {
+        let ms = u64::try_from(self.start.elapsed().as_millis())?;
+        let mut lines = Vec::new();
+        for event in events {
+            serde_json::to_writer(&mut lines, &Event { n: self.next, ms, event })?;
+            lines.push(b'\n');
+            self.next += 1;
+        }
+        Ok(self.file.write_all(&lines)?)
+    }
+}
+
+/// Reads a history. A damaged line is an error: what was recorded must not be skipped.
+pub fn read(path: &Path) -> anyhow::Result<Vec<Event>> {
+    let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
+    let mut events = Vec::new();
+    for (at, line) in BufReader::new(file).lines().enumerate() {
+        let event = serde_json::from_str(&line?);
+        events.push(event.with_context(|| format!("{} line {}", path.display(), at + 1))?);
+    }
+    Ok(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_appended_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("history");
+        let step = ClaimStep::Completed { fence: 7, answer: Answer::Unknown };
+        let acts = [
+            Act::Send { id: "a-1".into(), answer: Answer::Ok },
+            Act::Claim { id: "k".into(), step },
+            Act::FaultEnds { number: 1, hits: 2, caused: Caused { known: 3, ..Caused::default() } },
+        ];
+        let events = acts.map(|act| NewEvent { who: "p".into(), workload: "payments".into(), act });
+        let mut writer = Writer::create(&path).unwrap();
+        writer.append(events[..1].to_vec()).unwrap();
+        writer.append(events[1..].to_vec()).unwrap();
+        let read = read(&path).unwrap();
+        assert_eq!(read.iter().map(|event| event.n).collect::<Vec<_>>(), [1, 2, 3]);
+        assert!(read.into_iter().map(|event| event.event).eq(events));
+    }
+}

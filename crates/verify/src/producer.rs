@@ -1,0 +1,124 @@
+//! A producer process: sends each payment until its send is answered with success, as real producers do.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::{DedupId, GroupId, Hapax, IdempotencyKey, QueueName, StoreError};
+
+use crate::history::{Act, Answer};
+use crate::recorder::{Payment, Reporter};
+use crate::roles;
+use crate::workload::Workload;
+
+/// Accepted payments of a workload that may wait; more would only lengthen the drain.
+const BACKLOG_MAX: u64 = 40;
+/// One payment in this many is sent twice although its first send was accepted: a caller that repeats itself.
+const TWICE_ONE_IN: u64 = 4;
+/// Pause between the payments of one account.
+const PACE: Duration = Duration::from_millis(10);
+/// Pause between the payments of an account of a control.
+const CONTROL_PACE: Duration = Duration::from_millis(80);
+
+/// Sends payments until its process is killed.
+pub async fn run(
+    endpoint: &str,
+    recorder: SocketAddr,
+    run: &str,
+    workloads: &[Workload],
+) -> anyhow::Result<()> {
+    let hapax = roles::connect(endpoint).await?;
+    let reporter = Arc::new(Reporter::new(recorder, "producer"));
+    let mut accounts = tokio::task::JoinSet::new();
+    for workload in workloads.iter().copied().filter(Workload::has_queue) {
+        for account in 0..workload.accounts() {
+            let account = Account {
+                hapax: hapax.clone(),
+                reporter: reporter.clone(),
+                workload,
+                queue: workload.queue(run),
+                name: format!("account{account}"),
+            };
+            accounts.spawn(account.pay());
+        }
+    }
+    roles::ready();
+    // An account ends only with an error.
+    while let Some(ended) = accounts.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+struct Account {
+    hapax: Hapax,
+    reporter: Arc<Reporter>,
+    workload: Workload,
+    queue: QueueName,
+    name: String,
+}
+
+impl Account {
+    async fn pay(self) -> anyhow::Result<()> {
+        let mut number = self.reporter.next_payment(self.workload.name, &self.name).await?;
+        let mut acts = Vec::new();
+        loop {
+            let payment = Payment::new(&self.name, number);
+            let Payment { id, account, number: _ } = payment.clone();
+            acts.push(Act::Intent { id: id.clone(), account, number });
+            let recorded = self.reporter.report(self.workload.name, std::mem::take(&mut acts)).await?;
+            if recorded.backlog > BACKLOG_MAX && !self.workload.is_control() {
+                let pause_ms = (50 * recorded.backlog / BACKLOG_MAX).min(1_000);
+                tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+            }
+            self.send_until_accepted(&payment).await?;
+            acts.push(Act::Send { id: id.clone(), answer: Answer::Ok });
+            // In order means that nothing is sent again later; the queue's deduplication would suppress it anyway.
+            if number % TWICE_ONE_IN == 1 && !self.workload.is_control() {
+                let answer = self.send(&payment).await;
+                acts.push(Act::Send { id, answer });
+            }
+            number += 1;
+            tokio::time::sleep(if self.workload.is_control() { CONTROL_PACE } else { PACE }).await;
+        }
+    }
+
+    async fn send_until_accepted(&self, payment: &Payment) -> anyhow::Result<()> {
+        loop {
+            let answer = self.send(payment).await;
+            if answer == Answer::Ok {
+                return Ok(());
+            }
+            let act = Act::Send { id: payment.id.clone(), answer };
+            self.reporter.report(self.workload.name, vec![act]).await?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn send(&self, payment: &Payment) -> Answer {
+        let Ok(queue) = self.hapax.queue::<Payment>(self.queue.as_str()) else { return Answer::Failed };
+        let key = IdempotencyKey::new(&payment.id).expect("a valid key");
+        let sent = queue
+            .send_with(payment, |message| {
+                let message = message.idempotency_key(&key);
+                // Naive consumers get no duplicate sends: what is shown of them is their own. A FIFO queue needs an id
+                // because a late duplicate would be out of order.
+                let message = if self.workload.fifo || self.workload.is_control() {
+                    message.dedup(DedupId::new(&payment.id).expect("a valid id"))
+                } else {
+                    message
+                };
+                if self.workload.fifo {
+                    message.group(GroupId::new(&payment.account).expect("a valid group"))
+                } else {
+                    message
+                }
+            })
+            .await;
+        match sent {
+            Ok(_) => Answer::Ok,
+            Err(hapax::Error::Store(StoreError::OutcomeUnknown(_))) => Answer::Unknown,
+            Err(_) => Answer::Failed,
+        }
+    }
+}

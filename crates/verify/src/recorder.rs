@@ -1,0 +1,330 @@
+//! The recorder: a process of its own that appends the history, and that is the banks. A bank's effect and its record in the
+//! history are one step, so no crash of a worker can separate them.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
+
+use crate::history::{Act, Answer, Caused, ClaimStep, Effect, NewEvent, Writer};
+use crate::wire::{Caller, Connection};
+use crate::workload::{Bank, Workload};
+
+/// A bank is slow, before and after it moves the money, so that crashes fall between.
+const BANK_MS: std::ops::Range<u64> = 1..8;
+/// Of the payments of a workload with rejections, one in this many is from a closed account.
+const CLOSED_ONE_IN: u64 = 5;
+
+/// A call to a bank.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Pay {
+    pub who: String,
+    pub workload: String,
+    pub payment: Payment,
+    pub key: String,
+    pub fence: u64,
+    pub deliveries: u32,
+    pub takeover: bool,
+}
+
+/// One payment: the body of a message.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Payment {
+    pub id: String,
+    pub account: String,
+    pub number: u64,
+}
+
+impl Payment {
+    pub fn new(account: &str, number: u64) -> Self {
+        Self { id: format!("{account}-{number}"), account: account.to_owned(), number }
+    }
+}
+
+/// A bank's answer.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Paid {
+    pub effect: Effect,
+    pub receipt: u64,
+}
+
+/// Where a producer continues with an account.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct AccountOf {
+    pub workload: String,
+    pub account: String,
+}
+
+/// Answer to reported events.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Recorded {
+    /// Accepted payments of the workload that are not made yet.
+    pub backlog: u64,
+}
+
+/// The figures of a run so far.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Counts {
+    pub caused: Caused,
+    /// Effects of all workloads.
+    pub moved: u64,
+    pub per_workload: HashMap<String, Progress>,
+}
+
+/// The figures of a workload so far.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Progress {
+    pub accepted: u64,
+    pub moved: u64,
+    pub doubles: u64,
+}
+
+#[derive(Default)]
+struct State {
+    /// The next payment of each account, by workload and account.
+    accounts: HashMap<(String, String), u64>,
+    /// Payments that were wanted and whose send is not known to be accepted.
+    open: HashMap<(String, String), ()>,
+    /// Receipts by workload and payment, the first of each.
+    receipts: HashMap<(String, String), u64>,
+    /// Receipts by workload and derived key.
+    keys: HashMap<(String, String), u64>,
+    last_receipt: u64,
+    accounts_open: bool,
+    counts: Counts,
+}
+
+struct Recorder {
+    writer: Mutex<Writer>,
+    state: Mutex<State>,
+}
+
+/// Runs the recorder until its process is killed. `ready` gets its address.
+pub async fn run(history: &Path, ready: impl FnOnce(SocketAddr)) -> anyhow::Result<()> {
+    let recorder =
+        Arc::new(Recorder { writer: Mutex::new(Writer::create(history)?), state: Mutex::default() });
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    ready(listener.local_addr()?);
+    loop {
+        let (stream, _) = listener.accept().await?;
+        let recorder = recorder.clone();
+        tokio::spawn(async move {
+            let mut connection = Connection::new(stream);
+            // Errors are expected: callers are killed in the middle of a call.
+            while let Ok(Some(request)) = connection.read().await {
+                let (status, body) = match recorder.answer(&request.path, &request.body).await {
+                    Ok(body) => (200, body),
+                    Err(error) => (400, format!("{error:#}").into_bytes()),
+                };
+                if connection.answer(status, &body).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+impl Recorder {
+    async fn answer(&self, path: &str, body: &[u8]) -> anyhow::Result<Vec<u8>> {
+        Ok(match path {
+            "/events" => serde_json::to_vec(&self.record(serde_json::from_slice(body)?)?)?,
+            "/pay" => serde_json::to_vec(&self.pay(serde_json::from_slice(body)?).await?)?,
+            "/account" => serde_json::to_vec(&self.account(serde_json::from_slice(body)?))?,
+            "/open" => {
+                self.state().accounts_open = serde_json::from_slice(body)?;
+                b"null".to_vec()
+            }
+            "/receipts" => serde_json::to_vec(&self.receipts(&serde_json::from_slice::<String>(body)?))?,
+            "/counts" => serde_json::to_vec(&self.state().counts)?,
+            _ => bail!("no such path"),
+        })
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn append(&self, events: Vec<NewEvent>) -> anyhow::Result<()> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner).append(events)
+    }
+
+    fn record(&self, events: Vec<NewEvent>) -> anyhow::Result<Recorded> {
+        let mut state = self.state();
+        let mut backlog = 0;
+        for event in &events {
+            state.note(event);
+            let progress = state.counts.per_workload.get(&event.workload).copied().unwrap_or_default();
+            backlog = progress.accepted.saturating_sub(progress.moved);
+        }
+        drop(state);
+        self.append(events)?;
+        Ok(Recorded { backlog })
+    }
+
+    async fn pay(&self, pay: Pay) -> anyhow::Result<Paid> {
+        let workload = Workload::named(&pay.workload).context("no such workload")?;
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(BANK_MS))).await;
+        let paid = self.state().pay(&workload, &pay);
+        let Pay {
+            who, workload, payment: Payment { id, account, number }, fence, deliveries, takeover, ..
+        } = pay;
+        let Paid { effect, receipt } = paid;
+        let act = Act::Call { id, account, number, fence, deliveries, takeover, effect, receipt };
+        self.append(vec![NewEvent { who, workload, act }])?;
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(BANK_MS))).await;
+        Ok(paid)
+    }
+
+    fn account(&self, of: AccountOf) -> u64 {
+        let mut state = self.state();
+        let next = *state.accounts.entry((of.workload.clone(), of.account.clone())).or_default();
+        let id = Payment::new(&of.account, next).id;
+        if state.open.contains_key(&(of.workload, id)) {
+            state.counts.caused.sends_resumed += 1;
+        }
+        next
+    }
+
+    fn receipts(&self, workload: &str) -> HashMap<String, u64> {
+        let state = self.state();
+        let own = state.receipts.iter().filter(|((of, _), _)| of == workload);
+        own.map(|((_, id), receipt)| (id.clone(), *receipt)).collect()
+    }
+}
+
+impl State {
+    fn pay(&mut self, workload: &Workload, pay: &Pay) -> Paid {
+        let of = |what: &str| (pay.workload.clone(), what.to_owned());
+        let caused = &mut self.counts.caused;
+        caused.redelivered += u64::from(pay.deliveries > 1);
+        caused.takeovers += u64::from(pay.takeover);
+        let closed = workload.redrive && pay.payment.number % CLOSED_ONE_IN == 0 && !self.accounts_open;
+        if closed && !self.receipts.contains_key(&of(&pay.payment.id)) {
+            return Paid { effect: Effect::Closed, receipt: 0 };
+        }
+        if workload.bank == Bank::Keyed
+            && let Some(receipt) = self.keys.get(&of(&pay.key))
+        {
+            caused.known += 1;
+            return Paid { effect: Effect::Known, receipt: *receipt };
+        }
+        self.last_receipt += 1;
+        let receipt = self.last_receipt;
+        self.keys.insert(of(&pay.key), receipt);
+        self.moved(&pay.workload, &pay.payment.id, receipt);
+        Paid { effect: Effect::Moved, receipt }
+    }
+
+    fn moved(&mut self, workload: &str, id: &str, receipt: u64) {
+        self.counts.moved += 1;
+        let progress = self.counts.per_workload.entry(workload.to_owned()).or_default();
+        match self.receipts.entry((workload.to_owned(), id.to_owned())) {
+            std::collections::hash_map::Entry::Occupied(_) => progress.doubles += 1,
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                progress.moved += 1;
+                entry.insert(receipt);
+            }
+        }
+    }
+
+    /// Counts a reported event, and keeps what producers need to continue.
+    fn note(&mut self, event: &NewEvent) {
+        let caused = &mut self.counts.caused;
+        match &event.act {
+            Act::Intent { id, .. } => drop(self.open.insert((event.workload.clone(), id.clone()), ())),
+            Act::Send { id, answer, .. } => match answer {
+                Answer::Unknown => caused.sends_unknown += 1,
+                Answer::Failed => caused.sends_failed += 1,
+                Answer::Ok => {
+                    // A second send of the same payment is accepted as well, and counts once.
+                    if self.open.remove(&(event.workload.clone(), id.clone())).is_some() {
+                        self.counts.per_workload.entry(event.workload.clone()).or_default().accepted += 1;
+                        if let Some((account, number)) = id.rsplit_once('-') {
+                            let number: u64 = number.parse().unwrap_or_default();
+                            let next =
+                                self.accounts.entry((event.workload.clone(), account.into())).or_default();
+                            *next = (*next).max(number + 1);
+                        }
+                    }
+                }
+            },
+            Act::Settle { ack, answer, ran, deliveries, .. } => match answer {
+                Answer::Ok => {
+                    let replayed = *ack && !ran;
+                    caused.replayed += u64::from(replayed);
+                    caused.redelivered += u64::from(replayed && *deliveries > 1);
+                }
+                Answer::Failed | Answer::Unknown => caused.settles_refused += 1,
+            },
+            // What a database's own table says is reported by the process that reads it.
+            Act::Call { id, effect: Effect::Moved, receipt, .. } => {
+                self.moved(&event.workload.clone(), id, *receipt);
+            }
+            // Refused completions are no sign of a fault: some contenders are too slow on purpose.
+            Act::Claim { step: ClaimStep::Completed { answer: Answer::Unknown, .. }, .. } => {
+                caused.claims_unknown += 1;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A client of the recorder, for one process of a run.
+pub struct Reporter {
+    caller: Caller,
+    who: String,
+}
+
+impl Reporter {
+    pub fn new(address: SocketAddr, role: &str) -> Self {
+        Self { caller: Caller::new(address), who: format!("{role}-{}", std::process::id()) }
+    }
+
+    /// The name of this process in the history.
+    pub fn who(&self) -> &str {
+        &self.who
+    }
+
+    /// Reports what happened in a workload.
+    pub async fn report(&self, workload: &str, acts: Vec<Act>) -> anyhow::Result<Recorded> {
+        self.report_as(&self.who, workload, acts).await
+    }
+
+    /// Reports as one of several tasks of this process.
+    pub async fn report_as(&self, who: &str, workload: &str, acts: Vec<Act>) -> anyhow::Result<Recorded> {
+        let event = |act| NewEvent { who: who.to_owned(), workload: workload.to_owned(), act };
+        let events: Vec<NewEvent> = acts.into_iter().map(event).collect();
+        self.caller.call("/events", &events).await
+    }
+
+    /// Calls a bank.
+    pub async fn pay(&self, pay: &Pay) -> anyhow::Result<Paid> {
+        self.caller.call("/pay", pay).await
+    }
+
+    /// The number of the next payment of an account.
+    pub async fn next_payment(&self, workload: &str, account: &str) -> anyhow::Result<u64> {
+        let of = AccountOf { workload: workload.to_owned(), account: account.to_owned() };
+        self.caller.call("/account", &of).await
+    }
+
+    /// Opens or closes the accounts that reject payments.
+    pub async fn open_accounts(&self, open: bool) -> anyhow::Result<()> {
+        self.caller.call("/open", &open).await
+    }
+
+    /// The receipts of a workload's payments.
+    pub async fn receipts(&self, workload: &str) -> anyhow::Result<HashMap<String, u64>> {
+        self.caller.call("/receipts", &workload).await
+    }
+
+    /// The figures of the run so far.
+    pub async fn counts(&self) -> anyhow::Result<Counts> {
+        self.caller.call("/counts", &()).await
+    }
+}

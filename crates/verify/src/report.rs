@@ -1,0 +1,297 @@
+//! The verdicts of a run, and their forms.
+
+mod html;
+mod junit;
+mod text;
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::check::{Findings, Violation};
+use crate::history::{Act, Caused, Effect, Event};
+use crate::workload::Workload;
+
+/// What a run shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Faults bit, and no violation was found.
+    Held,
+    /// A violation was found.
+    Violated,
+    /// Nothing was shown: no fault bit, too little happened, or not everything was settled in time.
+    Inconclusive,
+    /// A control was not caught, so the run would not have found a violation either.
+    Invalid,
+}
+
+impl Verdict {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Violated => "violated",
+            Self::Inconclusive => "inconclusive",
+            Self::Invalid => "invalid",
+        }
+    }
+}
+
+/// The circumstances of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct RunFacts {
+    /// Hapax's version.
+    pub version: String,
+    /// The store's URL, without secrets.
+    pub store: String,
+    /// The store's own name for itself.
+    pub store_name: String,
+    /// The URL of a ledger in another store, without secrets.
+    pub ledger: Option<String>,
+    /// The seed of the schedule.
+    pub seed: u64,
+    /// Duration of the whole run.
+    pub seconds: f64,
+    /// The command that repeats it.
+    pub command: String,
+}
+
+/// A fault and what it caused.
+#[derive(Debug, Clone, Serialize)]
+pub struct ReportedFault {
+    /// Its number in the schedule.
+    pub number: u32,
+    /// What it is.
+    pub fault: String,
+    /// Its duration with its aftermath, in milliseconds.
+    pub ms: u64,
+    /// Frames or processes that it hit.
+    pub hits: u64,
+    /// What it caused.
+    pub caused: Caused,
+    /// Whether it changed something.
+    pub bit: bool,
+    /// Operations whose answer was lost, late or repeated because of it.
+    pub faulted: u64,
+}
+
+/// The result of one workload.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Its name.
+    pub workload: &'static str,
+    /// What it is.
+    pub title: &'static str,
+    /// The guarantee's boundary, or what is wrong with a control.
+    pub boundary: &'static str,
+    /// Its tier; none for a control.
+    pub tier: Option<hapax::Tier>,
+    /// Whether it is a control.
+    pub control: bool,
+    /// Its verdict; a control's is `violated` if it was caught.
+    pub verdict: Verdict,
+    /// Why it is inconclusive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// What the checker found.
+    #[serde(flatten)]
+    pub findings: Findings,
+}
+
+/// A point of the timeline: one second.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Second {
+    /// Effects.
+    pub effects: u64,
+    /// Duplicates that were suppressed.
+    pub suppressed: u64,
+    /// Sends whose answer was lost or which failed.
+    pub faulted_sends: u64,
+}
+
+/// A fault in the timeline.
+#[derive(Debug, Clone, Serialize)]
+pub struct FaultSpan {
+    /// Its number in the schedule.
+    pub number: u32,
+    /// Its begin and end, in milliseconds since the recorder's start.
+    pub from_ms: u64,
+    /// See `from_ms`.
+    pub until_ms: u64,
+    /// The longest time without an effect of Hapax's workloads that overlaps the fault.
+    pub recovery_ms: u64,
+}
+
+/// The report of a run.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// The verdict of the whole run.
+    pub verdict: Verdict,
+    /// Why, in a sentence.
+    pub why: String,
+    /// Its circumstances.
+    #[serde(flatten)]
+    pub facts: RunFacts,
+    /// Operations of all workloads.
+    pub operations: u64,
+    /// Operations whose answer was lost, late or repeated because of a fault.
+    pub faulted_operations: u64,
+    /// Faults that changed something.
+    pub faults_that_bit: u64,
+    /// One row for each workload, controls last.
+    pub workloads: Vec<Row>,
+    /// The faults.
+    pub faults: Vec<ReportedFault>,
+    /// When each fault was.
+    pub fault_spans: Vec<FaultSpan>,
+    /// Throughput by second.
+    pub timeline: Vec<Second>,
+}
+
+impl Report {
+    /// Judges a run.
+    pub fn new(
+        facts: RunFacts,
+        workloads: &[Workload],
+        findings: Vec<Findings>,
+        faults: Vec<ReportedFault>,
+        events: &[Event],
+    ) -> Self {
+        let faults_that_bit = faults.iter().filter(|fault| fault.bit).count() as u64;
+        let row = |(workload, findings): (&Workload, Findings)| {
+            let (verdict, why) = judge(workload, &findings, faults_that_bit);
+            Row {
+                workload: workload.name,
+                title: workload.title,
+                boundary: workload.boundary,
+                tier: (!workload.is_control()).then_some(workload.tier),
+                control: workload.is_control(),
+                verdict,
+                why,
+                findings,
+            }
+        };
+        let rows: Vec<Row> = workloads.iter().zip(findings).map(row).collect();
+        let (verdict, why) = judge_all(&rows);
+        Self {
+            verdict,
+            why,
+            facts,
+            operations: rows.iter().map(|row| row.findings.operations).sum(),
+            faulted_operations: faults.iter().map(|fault| fault.faulted).sum(),
+            faults_that_bit,
+            workloads: rows,
+            fault_spans: fault_spans(events),
+            faults,
+            timeline: timeline(events),
+        }
+    }
+
+    /// For people.
+    pub fn to_text(&self) -> String {
+        text::text(self)
+    }
+
+    /// For CI systems: one test case for each workload.
+    pub fn to_junit(&self) -> String {
+        junit::junit(self)
+    }
+
+    /// One page that needs nothing else.
+    pub fn to_html(&self) -> String {
+        html::page(self)
+    }
+
+    /// All witnesses of workloads under a guarantee.
+    pub fn violations(&self) -> impl Iterator<Item = (&Row, &Violation)> {
+        let rows = self.workloads.iter().filter(|row| !row.control);
+        rows.flat_map(|row| row.findings.violations.iter().map(move |violation| (row, violation)))
+    }
+}
+
+fn judge(workload: &Workload, findings: &Findings, faults_that_bit: u64) -> (Verdict, Option<String>) {
+    let inconclusive = |why: &str| (Verdict::Inconclusive, Some(why.to_owned()));
+    if findings.total() > 0 {
+        return (Verdict::Violated, None);
+    }
+    if workload.is_control() {
+        return (Verdict::Invalid, Some("this control was not caught".to_owned()));
+    }
+    if faults_that_bit == 0 {
+        return inconclusive("no fault changed anything");
+    }
+    if findings.effects == 0 {
+        return inconclusive("nothing took effect");
+    }
+    if findings.unsettled > 0 {
+        return inconclusive("messages were still waiting at the end");
+    }
+    (Verdict::Held, None)
+}
+
+fn judge_all(rows: &[Row]) -> (Verdict, String) {
+    let names = |verdict: Verdict, control: bool| -> Vec<&str> {
+        let of = rows.iter().filter(|row| row.verdict == verdict && row.control == control);
+        of.map(|row| row.workload).collect()
+    };
+    let (violated, uncaught) = (names(Verdict::Violated, false), names(Verdict::Invalid, true));
+    let open = names(Verdict::Inconclusive, false);
+    if !violated.is_empty() {
+        return (Verdict::Violated, format!("violations in {}", violated.join(", ")));
+    }
+    if !uncaught.is_empty() {
+        return (Verdict::Invalid, format!("controls that were not caught: {}", uncaught.join(", ")));
+    }
+    if !open.is_empty() {
+        return (Verdict::Inconclusive, format!("nothing was shown for {}", open.join(", ")));
+    }
+    if names(Verdict::Violated, true).is_empty() {
+        return (Verdict::Invalid, "there was no control".to_owned());
+    }
+    (Verdict::Held, "faults bit, every control was caught, and no violation was found".to_owned())
+}
+
+fn timeline(events: &[Event]) -> Vec<Second> {
+    let mut seconds: BTreeMap<u64, Second> = BTreeMap::new();
+    for event in events {
+        let second = seconds.entry(event.ms / 1_000).or_default();
+        match &event.event.act {
+            Act::Call { effect: Effect::Moved, .. } => second.effects += 1,
+            Act::Call { effect: Effect::Known, .. } => second.suppressed += 1,
+            Act::Settle { ack: true, ran: false, answer: crate::history::Answer::Ok, .. } => {
+                second.suppressed += 1;
+            }
+            Act::Send { answer, .. } if *answer != crate::history::Answer::Ok => second.faulted_sends += 1,
+            _ => {}
+        }
+    }
+    let last = seconds.last_key_value().map_or(0, |(second, _)| *second + 1);
+    (0..last).map(|second| seconds.get(&second).copied().unwrap_or_default()).collect()
+}
+
+fn fault_spans(events: &[Event]) -> Vec<FaultSpan> {
+    let is_effect = |event: &&Event| {
+        let control = Workload::named(&event.event.workload).is_none_or(|workload| workload.is_control());
+        !control && matches!(event.event.act, Act::Call { effect: Effect::Moved, .. })
+    };
+    let effects: Vec<u64> = events.iter().filter(is_effect).map(|event| event.ms).collect();
+    let recovery = |from: u64, until: u64| {
+        let gaps = effects.windows(2).filter(|gap| gap[1] >= from && gap[0] <= until);
+        gaps.map(|gap| gap[1] - gap[0]).max().unwrap_or_default()
+    };
+    let mut begun = BTreeMap::new();
+    let mut spans = Vec::new();
+    for event in events {
+        match &event.event.act {
+            Act::FaultBegins { number, .. } => drop(begun.insert(*number, event.ms)),
+            Act::FaultEnds { number, .. } => {
+                let from_ms = begun.get(number).copied().unwrap_or(event.ms);
+                let recovery_ms = recovery(from_ms, event.ms);
+                spans.push(FaultSpan { number: *number, from_ms, until_ms: event.ms, recovery_ms });
+            }
+            _ => {}
+        }
+    }
+    spans
+}

@@ -1,0 +1,96 @@
+//! The report for people.
+
+use std::fmt::Write as _;
+
+use super::{Report, Row, Verdict};
+use crate::history::Event;
+
+pub fn text(report: &Report) -> String {
+    let mut out = String::new();
+    write(report, &mut out).expect("a string takes everything");
+    out
+}
+
+fn write(report: &Report, out: &mut String) -> std::fmt::Result {
+    let facts = &report.facts;
+    writeln!(
+        out,
+        "{} operations, {} of them hit by faults; {} of {} faults bit; {:.0} s; seed {}; Hapax {} on {}\n",
+        report.operations,
+        report.faulted_operations,
+        report.faults_that_bit,
+        report.faults.len(),
+        facts.seconds,
+        facts.seed,
+        facts.version,
+        facts.store_name,
+    )?;
+    writeln!(
+        out,
+        "{:<11} {:<17} {:>8} {:>8} {:>11} {:>5} {:>6} {:>8}  verdict",
+        "workload", "tier", "accepted", "effects", "suppressed", "lost", "twice", "others"
+    )?;
+    for row in &report.workloads {
+        write_row(row, out)?;
+    }
+    for row in report.workloads.iter().filter(|row| !row.control) {
+        writeln!(out, "  {}: {}", row.workload, row.boundary)?;
+    }
+    for (row, violation) in report.violations() {
+        writeln!(
+            out,
+            "\n{} {} of {}: {}",
+            row.workload,
+            violation.anomaly.name(),
+            violation.id,
+            violation.says
+        )?;
+        for event in &violation.witness {
+            writeln!(out, "  {}", line(event))?;
+        }
+    }
+    let (naive, ours): (Vec<&Row>, Vec<&Row>) = report.workloads.iter().partition(|row| row.control);
+    let sum = |rows: &[&Row]| rows.iter().map(|row| row.findings.total()).sum::<u64>();
+    writeln!(out, "\nviolations: naive = {}, Hapax = {}", sum(&naive), sum(&ours))?;
+    writeln!(out, "{}: {}", report.verdict.name(), report.why)?;
+    writeln!(out, "again: {}", facts.command)
+}
+
+fn write_row(row: &Row, out: &mut String) -> std::fmt::Result {
+    use crate::check::Anomaly;
+    let findings = &row.findings;
+    let count = |anomaly| findings.counts.get(&anomaly).copied().unwrap_or_default();
+    let (lost, twice) = (count(Anomaly::AcceptedButLost), count(Anomaly::EffectTwice));
+    let tier = row.tier.map_or_else(
+        || "none".to_owned(),
+        |tier| {
+            serde_json::to_value(tier)
+                .ok()
+                .and_then(|name| name.as_str().map(str::to_owned))
+                .unwrap_or_default()
+        },
+    );
+    let verdict = match (row.control, row.verdict) {
+        (true, Verdict::Violated) => "caught".to_owned(),
+        (true, _) => "NOT CAUGHT".to_owned(),
+        (false, verdict) => row
+            .why
+            .as_ref()
+            .map_or_else(|| verdict.name().to_owned(), |why| format!("{}: {why}", verdict.name())),
+    };
+    writeln!(
+        out,
+        "{:<11} {tier:<17} {:>8} {:>8} {:>11} {lost:>5} {twice:>6} {:>8}  {verdict}",
+        row.workload,
+        findings.accepted,
+        findings.effects,
+        findings.suppressed,
+        findings.total() - lost - twice,
+    )
+}
+
+/// An event in one line.
+pub fn line(event: &Event) -> String {
+    let act = serde_json::to_string(&event.event.act).unwrap_or_default();
+    format!("{:>8.3} s  {:<16} {act}", event.ms as f64 / 1_000.0, event.event.who)
+}

@@ -1,0 +1,132 @@
+//! The child processes of a run: the same program, told by its arguments what to be.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use hapax::Hapax;
+use hapax::client::{Client, Options};
+use rustix::process::{Signal, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize};
+
+use crate::check;
+use crate::history;
+use crate::workload::Workload;
+use crate::{producer, recorder, worker};
+
+/// The program's first argument for a child process.
+pub const ROLE_COMMAND: &str = "__verify";
+/// The variable with the [`Role`] in JSON. Not an argument: those can be seen by all, and a URL may hold a password.
+pub(crate) const ROLE_VARIABLE: &str = "HAPAX_VERIFY_ROLE";
+
+/// How long a role tries to reach a server that was killed.
+const CONNECT: Duration = Duration::from_secs(30);
+/// Timeout of a request. Shorter than the default, so that a dropped answer does not stop a run for half a minute.
+const REQUEST: Duration = Duration::from_millis(1_500);
+
+/// What a child process is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Role {
+    /// A server of the store with this URL: the program's own `serve` command.
+    Server(String),
+    /// The recorder of this history.
+    Recorder(PathBuf),
+    /// The checker of this history, for these workloads. It prints findings in JSON.
+    Checker(PathBuf, Vec<String>),
+    /// A producer.
+    Producer(Site),
+    /// Workers of all workloads, and the controls.
+    Worker(Site),
+}
+
+/// What producers and workers have to know.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Site {
+    /// The server, through the fault proxy.
+    pub endpoint: String,
+    /// The recorder.
+    pub recorder: SocketAddr,
+    /// The name of the run, which is part of the names of queues.
+    pub run: String,
+    /// Names of the workloads.
+    pub workloads: Vec<String>,
+    /// A ledger in another store.
+    pub ledger: Option<String>,
+    /// The database of the transactional workload.
+    pub bank: PathBuf,
+}
+
+impl Site {
+    fn workloads(&self) -> anyhow::Result<Vec<Workload>> {
+        named(&self.workloads)
+    }
+}
+
+fn named(names: &[String]) -> anyhow::Result<Vec<Workload>> {
+    names.iter().map(|name| Workload::named(name).with_context(|| format!("no workload {name}"))).collect()
+}
+
+/// Reads this process's role. From now on it dies with its parent, so that no process of a run outlives the run.
+pub fn begin() -> anyhow::Result<Role> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let role = std::env::var(ROLE_VARIABLE).context("this command is for `hapax verify` only")?;
+    Ok(serde_json::from_str(&role)?)
+}
+
+/// Runs a role other than the server's.
+pub async fn run(role: Role) -> anyhow::Result<()> {
+    match role {
+        Role::Server(_) => bail!("the program itself runs its server"),
+        Role::Recorder(history) => recorder::run(&history, |address| say(&format!("at {address}"))).await,
+        Role::Checker(history, workloads) => print_findings(&history, &workloads),
+        Role::Producer(site) => {
+            producer::run(&site.endpoint, site.recorder, &site.run, &site.workloads()?).await
+        }
+        Role::Worker(site) => worker::run(&site, &site.workloads()?).await,
+    }
+}
+
+fn print_findings(history: &Path, workloads: &[String]) -> anyhow::Result<()> {
+    let history = history::read(history)?;
+    let findings: Vec<_> =
+        named(workloads)?.iter().map(|workload| check::check(&history, workload)).collect();
+    say(&serde_json::to_string(&findings)?);
+    Ok(())
+}
+
+/// Writes a whole line at once for the parent.
+pub fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(format!("{line}\n").as_bytes()).and_then(|()| out.flush());
+}
+
+/// Tells the parent that this process has begun its work.
+pub fn ready() {
+    say("ready");
+}
+
+/// Connects to the server, which may be down for a moment.
+pub async fn connect(endpoint: &str) -> anyhow::Result<Hapax> {
+    let connect = || async {
+        let options = Options { timeout: REQUEST, connect_timeout: REQUEST, ..Options::default() };
+        anyhow::Ok(Hapax::with_store(Arc::new(Client::connect_with(endpoint, options).await?)))
+    };
+    repeat(connect).await
+}
+
+/// Repeats a call for a while.
+pub async fn repeat<T, E: Into<anyhow::Error>, F: Future<Output = Result<T, E>>>(
+    mut call: impl FnMut() -> F,
+) -> anyhow::Result<T> {
+    let end = tokio::time::Instant::now() + CONNECT;
+    loop {
+        match call().await {
+            Ok(done) => return Ok(done),
+            Err(error) if tokio::time::Instant::now() > end => return Err(error.into()),
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}

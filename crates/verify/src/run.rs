@@ -1,0 +1,244 @@
+//! A run from its start to its report.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use hapax::core::EntryFilter;
+use hapax::{Hapax, StoreUrl};
+use hapax_faults::Action;
+
+use crate::check::Findings;
+use crate::cluster::{Cluster, start};
+use crate::drain;
+use crate::fault::{self, Fault, HITS_PER_PART, PART, Schedule, Target, WINDOW, WireFault};
+use crate::history::{self, Act, Caused};
+use crate::recorder::Reporter;
+use crate::report::{Report, ReportedFault, RunFacts};
+use crate::roles::{Role, Site};
+use crate::workload::Workload;
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The program whose child processes are started: this one.
+    pub program: PathBuf,
+    /// The store; a temporary folder when `None`.
+    pub store: Option<String>,
+    /// A ledger in another store.
+    pub ledger: Option<String>,
+    /// The workloads; controls are added.
+    pub workloads: Vec<Workload>,
+    /// How long faults are injected.
+    pub time: Duration,
+    /// The seed of the schedule.
+    pub seed: u64,
+    /// Uses a store that holds other queues.
+    pub shared_store: bool,
+    /// Keeps the history in this file.
+    pub history: Option<PathBuf>,
+    /// The command that repeats the run, for the report.
+    pub command: String,
+}
+
+/// What a run tells while it runs.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    /// A sentence.
+    Phase(String),
+    /// A fault is over.
+    Fault(&'a ReportedFault),
+}
+
+/// Runs everything; an error means that there is no verdict.
+pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyhow::Result<Report> {
+    let folder = tempfile::Builder::new().prefix("hapax-verify-").tempdir()?;
+    let started = Instant::now();
+    let store_url = match &options.store {
+        Some(url) => url.clone(),
+        None => format!("embedded:{}", folder.path().join("store").display()),
+    };
+    let parsed: StoreUrl = store_url.parse()?;
+    let servers = match parsed {
+        StoreUrl::Embedded(_) => 1,
+        StoreUrl::Postgres(_) | StoreUrl::Redis(_) => 2,
+        _ => bail!("verify starts servers itself; name a store: embedded:PATH, postgres://… or redis://…"),
+    };
+    let history = options.history.clone().unwrap_or_else(|| folder.path().join("history.jsonl"));
+    let names: Vec<String> = options.workloads.iter().map(|workload| workload.name.to_owned()).collect();
+    let site = Site {
+        endpoint: String::new(),
+        recorder: ([127, 0, 0, 1], 0).into(),
+        run: format!("{:08x}", fastrand::u32(..)),
+        workloads: names.clone(),
+        ledger: options.ledger.clone(),
+        bank: folder.path().join("bank.db"),
+    };
+    tell(Progress::Phase(format!("starting {servers} server(s) over {parsed}")));
+    let mut cluster = Cluster::start(&options.program, &store_url, servers, site, &history)?;
+    let hapax = cluster.connect().await?;
+    refuse_used_store(&hapax, options).await?;
+    let capabilities = hapax.store().capabilities();
+    let injected = storm(options, &mut cluster, &hapax, tell).await;
+    let cleaned = clean_up(&cluster, &options.workloads).await;
+    let faults = injected?;
+    cleaned.context("the run's queues are left behind in the store")?;
+
+    tell(Progress::Phase("checking the history".into()));
+    let findings = check(&options.program, &history, &names)?;
+    let events = history::read(&history)?;
+    let facts = RunFacts {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        store: parsed.to_string(),
+        store_name: capabilities.name,
+        ledger: options.ledger.as_deref().map(hapax::without_secrets).map(|url| url.to_string()),
+        seed: options.seed,
+        seconds: started.elapsed().as_secs_f64(),
+        command: options.command.clone(),
+    };
+    Ok(Report::new(facts, &options.workloads, findings, faults, &events))
+}
+
+/// A run fills queues and ledger, and kills servers: a store in use is not the place for it.
+async fn refuse_used_store(hapax: &Hapax, options: &Options) -> anyhow::Result<()> {
+    if options.shared_store {
+        return Ok(());
+    }
+    let queues = hapax.store().queues().await?;
+    let entries = hapax.ledger().entries(EntryFilter { limit: 1, ..EntryFilter::default() }).await?;
+    if let Some(queue) = queues.first() {
+        bail!(
+            "the store holds {} queue(s), for example {}; use an empty store, or --shared-store",
+            queues.len(),
+            queue.name
+        );
+    }
+    if !entries.items.is_empty() {
+        bail!("the store's ledger holds entries; use an empty store, or --shared-store");
+    }
+    Ok(())
+}
+
+/// Starts the workloads, injects faults, and waits until everything is settled.
+async fn storm(
+    options: &Options,
+    cluster: &mut Cluster,
+    hapax: &Hapax,
+    tell: &mut dyn FnMut(Progress<'_>),
+) -> anyhow::Result<Vec<ReportedFault>> {
+    let run = cluster.site().run.clone();
+    drain::create_queues(hapax, &options.workloads, &run).await?;
+    cluster.start_clients()?;
+    let reporter = Reporter::new(cluster.site().recorder, "director");
+    wait_for_load(cluster, &reporter).await?;
+    tell(Progress::Phase(format!(
+        "injecting faults for {} s, seed {}",
+        options.time.as_secs(),
+        options.seed
+    )));
+    let mut schedule = Schedule::new(options.seed);
+    let end = Instant::now() + options.time;
+    let mut faults = Vec::new();
+    while Instant::now() < end {
+        let fault = schedule.next();
+        let number = faults.len() as u32 + 1;
+        let before = reporter.counts().await?;
+        let at = Instant::now();
+        reporter.report("", vec![Act::FaultBegins { number, fault: fault.to_string() }]).await?;
+        let hits = inject(cluster, fault, &mut schedule).await?;
+        tokio::time::sleep(fault::aftermath(fault)).await;
+        let after = reporter.counts().await?;
+        let caused = after.caused.since(&before.caused);
+        reporter.report("", vec![Act::FaultEnds { number, hits, caused }]).await?;
+        let bit = did_bite(fault, hits, &caused);
+        let faulted = if matches!(fault, Fault::Wire(_)) { hits } else { caused.faulted() };
+        let ms = at.elapsed().as_millis() as u64;
+        let reported = ReportedFault { number, fault: fault.to_string(), ms, hits, caused, bit, faulted };
+        tell(Progress::Fault(&reported));
+        faults.push(reported);
+        cluster.check_alive()?;
+        match number % 6 {
+            0 => reporter.open_accounts(false).await?,
+            3 => {
+                reporter.open_accounts(true).await?;
+                drain::redrive(&cluster.connect().await?, &reporter, &options.workloads, &run).await?;
+            }
+            _ => {}
+        }
+    }
+    tell(Progress::Phase("waiting until everything is settled".into()));
+    drain::drain(cluster, &reporter, &options.workloads).await?;
+    Ok(faults)
+}
+
+async fn wait_for_load(cluster: &mut Cluster, reporter: &Reporter) -> anyhow::Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while reporter.counts().await?.moved < 20 {
+        cluster.check_alive()?;
+        if Instant::now() > deadline {
+            bail!("the workloads do not begin");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+/// Injects a fault; returns what it hit: frames, or processes.
+async fn inject(cluster: &mut Cluster, fault: Fault, schedule: &mut Schedule) -> anyhow::Result<u64> {
+    let random = schedule.random();
+    match fault {
+        Fault::Kill(Target::Producer) => cluster.restart_producer()?,
+        Fault::Kill(Target::Worker) => cluster.restart_worker(random.usize(..cluster.workers.len()))?,
+        Fault::Kill(Target::Server) => cluster.restart_server(random.usize(..cluster.servers()))?,
+        Fault::Pause => {
+            let (worker, time) = (random.usize(..cluster.workers.len()), fault::pause(random));
+            cluster.workers[worker].pause();
+            tokio::time::sleep(time).await;
+            cluster.workers[worker].resume();
+        }
+        Fault::Wire(wire) => return Ok(break_wire(cluster, wire).await),
+    }
+    Ok(1)
+}
+
+async fn break_wire(cluster: &Cluster, wire: WireFault) -> u64 {
+    let (end, mut hits) = (Instant::now() + WINDOW, 0);
+    while Instant::now() < end {
+        let injected = cluster.proxy(wire.side).inject(wire.on(), wire.action).times(HITS_PER_PART);
+        tokio::time::sleep(PART).await;
+        injected.remove();
+        hits += injected.count();
+    }
+    hits
+}
+
+/// Whether a fault changed something.
+fn did_bite(fault: Fault, hits: u64, caused: &Caused) -> bool {
+    let duplicated = matches!(fault, Fault::Wire(wire) if wire.action == Action::Duplicate);
+    hits > 0 && (caused.bit() || duplicated && caused.replayed + caused.known > 0)
+}
+
+/// Checks the history in a process of its own.
+fn check(program: &Path, history: &Path, names: &[String]) -> anyhow::Result<Vec<Findings>> {
+    let checker = start(program, &Role::Checker(history.to_owned(), names.to_vec()))?;
+    let (status, lines, log) = checker.finish();
+    if !status.success() {
+        bail!("the checker failed ({status}): {log}");
+    }
+    Ok(serde_json::from_str(lines.last().context("the checker printed nothing")?)?)
+}
+
+/// Deletes the run's queues. Its ledger entries expire; those of a temporary store go with it.
+async fn clean_up(cluster: &Cluster, workloads: &[Workload]) -> anyhow::Result<()> {
+    let hapax = cluster.connect().await?;
+    let run = &cluster.site().run;
+    for workload in workloads.iter().filter(|workload| workload.has_queue()) {
+        for queue in [Some(workload.queue(run)), workload.dead_queue(run)].into_iter().flatten() {
+            match hapax.store().delete_queue(&queue).await {
+                Ok(()) | Err(hapax::StoreError::NoSuchQueue(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(())
+}

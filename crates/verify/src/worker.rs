@@ -1,0 +1,166 @@
+//! A worker process: the workers of Hapax under test, and the controls beside them.
+
+mod claims;
+mod controls;
+pub mod transfers;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::worker::SettledDelivery;
+use hapax::{Cx, HandlerOutcome, Hapax, Ledger, OnDoubt, Settlement, WorkerBuilder};
+use tokio::sync::mpsc;
+
+use crate::history::{Act, Answer, Effect};
+use crate::recorder::{Pay, Payment, Reporter};
+use crate::roles::{self, Site};
+use crate::workload::{Shape, Workload};
+
+/// Handlers of one workload that run at the same time in one process.
+const CONCURRENCY: usize = 3;
+
+/// What the tasks of a worker process share.
+pub struct Workplace {
+    hapax: Hapax,
+    /// The ledger, if it is in another store.
+    ledger: Option<Arc<dyn Ledger>>,
+    reporter: Arc<Reporter>,
+    run: String,
+}
+
+/// Works until its process is killed.
+pub async fn run(site: &Site, workloads: &[Workload]) -> anyhow::Result<()> {
+    let hapax = roles::connect(&site.endpoint).await?;
+    let ledger = match &site.ledger {
+        Some(url) => Some(roles::repeat(|| Hapax::open(url)).await?.ledger()),
+        None => None,
+    };
+    let reporter = Arc::new(Reporter::new(site.recorder, "worker"));
+    let place = Arc::new(Workplace { hapax, ledger, reporter, run: site.run.clone() });
+    let mut tasks = tokio::task::JoinSet::new();
+    for workload in workloads.iter().copied() {
+        let (place, bank) = (place.clone(), site.bank.clone());
+        match workload.shape {
+            Shape::Worker(on_doubt) => {
+                tasks
+                    .spawn(async move { place.work(workload, || Ok(place.payer(workload, on_doubt))).await });
+            }
+            Shape::Transactional => {
+                tasks.spawn(async move {
+                    place.work(workload, || transfers::worker(&place, workload, &bank)).await
+                });
+            }
+            Shape::Claims => {
+                for number in 0..CONCURRENCY {
+                    tasks.spawn(claims::claim(place.clone(), number));
+                }
+            }
+            Shape::AckBefore | Shape::AckAfter | Shape::LookUp => {
+                for _ in 0..CONCURRENCY {
+                    tasks.spawn(controls::consume(place.clone(), workload));
+                }
+            }
+        }
+    }
+    roles::ready();
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+impl Workplace {
+    /// The ledger that the workers use.
+    fn ledger(&self) -> Arc<dyn Ledger> {
+        self.ledger.clone().unwrap_or_else(|| self.hapax.ledger())
+    }
+
+    /// A worker whose handler calls the bank.
+    fn payer(&self, workload: Workload, on_doubt: OnDoubt) -> WorkerBuilder {
+        let reporter = self.reporter.clone();
+        let queue = self.hapax.queue::<Payment>(workload.queue(&self.run).as_str()).expect("a valid name");
+        let builder = queue
+            .worker(move |payment: Payment, cx: Cx| pay(reporter.clone(), workload.name, payment, cx))
+            .on_doubt(on_doubt);
+        match &self.ledger {
+            Some(ledger) => builder.ledger(ledger.clone()),
+            None => builder,
+        }
+    }
+
+    /// Runs a worker, and reports how its deliveries end. To build one reads the queue, and the server may be down.
+    async fn work(
+        &self,
+        workload: Workload,
+        builder: impl Fn() -> anyhow::Result<WorkerBuilder>,
+    ) -> anyhow::Result<()> {
+        let (tell, told) = mpsc::unbounded_channel();
+        tokio::spawn(report_settles(self.reporter.clone(), workload.name, told));
+        let build = || async {
+            let tell = tell.clone();
+            let builder = builder()?.concurrency(CONCURRENCY);
+            let builder = builder.on_settled(move |settled| drop(tell.send(act_of(settled))));
+            anyhow::Ok(builder.build().await?)
+        };
+        roles::repeat(build).await?.run(std::future::pending()).await?;
+        Ok(())
+    }
+}
+
+/// The handler: one call to the bank, with all that a bank could check.
+async fn pay(
+    reporter: Arc<Reporter>,
+    workload: &'static str,
+    payment: Payment,
+    cx: Cx,
+) -> HandlerOutcome<u64> {
+    let pay = Pay {
+        who: reporter.who().to_owned(),
+        workload: workload.to_owned(),
+        payment,
+        key: cx.derived_key("pay").to_string(),
+        fence: cx.fence().0,
+        deliveries: cx.delivery().deliveries,
+        takeover: cx.is_takeover(),
+    };
+    match reporter.pay(&pay).await {
+        Ok(paid) if paid.effect == Effect::Closed => HandlerOutcome::reject("the account is closed"),
+        Ok(paid) => HandlerOutcome::Done(paid.receipt),
+        Err(error) => HandlerOutcome::in_doubt(error),
+    }
+}
+
+/// A delivery's end as an event.
+fn act_of(settled: &SettledDelivery<'_>) -> Act {
+    let answer = match (&settled.settled, &settled.error) {
+        (Some(_), None) => Answer::Ok,
+        // A repeated settle found the message gone: the worker takes it that its first one was accepted, and cannot know.
+        (Some(_), Some(_)) => Answer::Unknown,
+        (None, Some(error)) if error.contains("unknown") => Answer::Unknown,
+        (None, _) => Answer::Failed,
+    };
+    Act::Settle {
+        id: settled.key.to_string(),
+        message: settled.delivery.id.to_string(),
+        fence: settled.delivery.fence.0,
+        ack: matches!(settled.settlement, Settlement::Ack),
+        answer,
+        ran: settled.ran,
+        deliveries: settled.delivery.deliveries,
+        error: settled.error.clone(),
+    }
+}
+
+async fn report_settles(
+    reporter: Arc<Reporter>,
+    workload: &'static str,
+    mut told: mpsc::UnboundedReceiver<Act>,
+) -> anyhow::Result<()> {
+    let mut acts = Vec::new();
+    while told.recv_many(&mut acts, 100).await > 0 {
+        reporter.report(workload, std::mem::take(&mut acts)).await?;
+        // Several at once: a settle is evidence, and no step of the workload.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}

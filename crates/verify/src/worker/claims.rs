@@ -1,0 +1,84 @@
+//! Processes that claim the same keys of the ledger, and complete them: some in time, some too late.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::core::{
+    Claim, ClaimEnding, ClaimRequest, EndClaim, EntryId, Grant, Json, Owner, RecordedOutcome, Scope,
+    ledger::TTL_MS_DEFAULT,
+};
+
+use super::Workplace;
+use crate::history::{Act, Answer, ClaimStep};
+
+/// The lease of a claim here: short, so that some lapse.
+const LEASE_MS: u64 = 150;
+/// Keys that are contended for at the same time.
+const KEYS_AT_ONCE: u64 = 3;
+/// A new set of keys is contended for after this time, so that each key is claimed by several.
+const EPOCH_MS: u64 = 400;
+
+/// Claims keys until its process is killed. The keys follow the clock, so all processes contend for the same ones.
+pub async fn claim(place: Arc<Workplace>, number: usize) -> anyhow::Result<()> {
+    let who = format!("{}/{number}", place.reporter.who());
+    let scope = Scope::new(format!("hapax-verify-{}", place.run))?;
+    loop {
+        let epoch =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_millis() as u64 / EPOCH_MS;
+        let key = format!("{epoch}-{}", fastrand::u64(..KEYS_AT_ONCE));
+        let id = EntryId::new(scope.clone(), key.parse()?);
+        contend(&place, &who, &id).await?;
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(20..80))).await;
+    }
+}
+
+async fn contend(place: &Workplace, who: &str, id: &EntryId) -> anyhow::Result<()> {
+    let report = |step| place.reporter.report_as(who, "claims", vec![act(id, step)]);
+    let owner = Owner::new(format!("verify-{:016x}", fastrand::u64(..)))?;
+    report(ClaimStep::Ask).await?;
+    let request = ClaimRequest::new(id.clone(), owner, LEASE_MS);
+    // An answer that was lost is asked for again by the same owner, as a client does.
+    let mut answer = None;
+    for _ in 0..5 {
+        if let Ok(claimed) = place.ledger().claim(vec![request.clone()]).await {
+            answer = claimed.into_iter().next();
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    match answer {
+        Some(Ok(Claim::Granted(grant))) => {
+            report(ClaimStep::Granted { fence: grant.fence.0 }).await?;
+            // Mostly in time, sometimes after another may have taken over.
+            let work_ms = if fastrand::u8(..4) == 0 { LEASE_MS * 2 } else { fastrand::u64(1..20) };
+            tokio::time::sleep(Duration::from_millis(work_ms)).await;
+            complete(place, who, id, grant).await
+        }
+        Some(Ok(Claim::Completed { outcome, .. })) => {
+            let outcome = outcome.value.map(|value| value.get()).transpose()?.unwrap_or_default();
+            report(ClaimStep::Replayed { outcome }).await.map(drop)
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn complete(place: &Workplace, who: &str, id: &EntryId, grant: Grant) -> anyhow::Result<()> {
+    let report = |step| place.reporter.report_as(who, "claims", vec![act(id, step)]);
+    let (fence, outcome) = (grant.fence.0, format!("{who} with {}", grant.fence.0));
+    report(ClaimStep::Complete { fence, outcome: outcome.clone() }).await?;
+    let outcome = RecordedOutcome::done(Json::of(&outcome)?);
+    let ending = ClaimEnding::Complete { outcome, ttl_ms: TTL_MS_DEFAULT };
+    let end = EndClaim { id: id.clone(), token: grant.token, ending };
+    let answer = match place.ledger().end(vec![end]).await {
+        Ok(ended) => match ended.into_iter().next() {
+            Some(Ok(())) => Answer::Ok,
+            _ => Answer::Failed,
+        },
+        Err(_) => Answer::Unknown,
+    };
+    report(ClaimStep::Completed { fence, answer }).await.map(drop)
+}
+
+fn act(id: &EntryId, step: ClaimStep) -> Act {
+    Act::Claim { id: id.key.to_string(), step }
+}

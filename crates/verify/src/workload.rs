@@ -1,0 +1,194 @@
+//! The workloads of a run: those under a guarantee of Hapax, and the controls, which have none.
+
+use hapax::core::policy::Jitter;
+use hapax::{DeadLetterPolicy, OnDead, OnDoubt, QueueConfig, QueueName, RetryPolicy, Tier};
+
+/// How a workload's messages are consumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// A worker of Hapax at `effectively-once`.
+    Worker(OnDoubt),
+    /// A worker of Hapax at `transactional`: the bank is a table in the database of the inbox.
+    Transactional,
+    /// No queue: processes claim keys of the ledger, and complete them.
+    Claims,
+    /// Control: ack, then pay.
+    AckBefore,
+    /// Control: pay, then ack.
+    AckAfter,
+    /// Control: look the key up, pay if it is not there or cannot be looked up, record it, then ack.
+    LookUp,
+}
+
+/// What the bank of a workload checks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bank {
+    /// Idempotent by the derived key of a call.
+    Keyed,
+    /// Checks nothing: each call moves money.
+    Trusting,
+    /// A table without a constraint that would catch a duplicate.
+    Table,
+}
+
+/// A workload.
+#[derive(Debug, Clone, Copy)]
+pub struct Workload {
+    /// Its name, for `--only`.
+    pub name: &'static str,
+    /// What it is.
+    pub title: &'static str,
+    /// The guarantee's boundary, or what is wrong with a control.
+    pub boundary: &'static str,
+    /// The tier of its queue.
+    pub tier: Tier,
+    /// How its messages are consumed.
+    pub shape: Shape,
+    /// What its bank checks.
+    pub bank: Bank,
+    /// Whether payments of an account are in order.
+    pub fifo: bool,
+    /// Whether some accounts are closed at first, so that payments are rejected and redriven later.
+    pub redrive: bool,
+}
+
+/// All workloads, controls last.
+pub const ALL: [Workload; 9] = [
+    Workload {
+        name: "payments",
+        title: "payments to a bank that checks keys",
+        boundary: "once at a third party that is idempotent by the derived key; doubt is retried",
+        tier: Tier::EffectivelyOnce,
+        shape: Shape::Worker(OnDoubt::Retry),
+        bank: Bank::Keyed,
+        fifo: false,
+        redrive: false,
+    },
+    Workload {
+        name: "parked",
+        title: "payments to a bank that checks nothing",
+        boundary: "at most once at a third party; what is in doubt is parked until an operator decides",
+        tier: Tier::EffectivelyOnce,
+        shape: Shape::Worker(OnDoubt::Park),
+        bank: Bank::Trusting,
+        fifo: false,
+        redrive: false,
+    },
+    Workload {
+        name: "accounts",
+        title: "payments in order for each account",
+        boundary: "in order within a FIFO group, once at a third party that is idempotent by the derived key",
+        tier: Tier::EffectivelyOnce,
+        shape: Shape::Worker(OnDoubt::Retry),
+        bank: Bank::Keyed,
+        fifo: true,
+        redrive: false,
+    },
+    Workload {
+        name: "redrive",
+        title: "rejected payments, redriven under load",
+        boundary: "each dead letter is accounted for, and takes effect once after its redrive",
+        tier: Tier::EffectivelyOnce,
+        shape: Shape::Worker(OnDoubt::Retry),
+        bank: Bank::Keyed,
+        fifo: false,
+        redrive: true,
+    },
+    Workload {
+        name: "transfers",
+        title: "transfers in the database of the inbox",
+        boundary: "once inside that database, at every crash point",
+        tier: Tier::Transactional,
+        shape: Shape::Transactional,
+        bank: Bank::Table,
+        fifo: false,
+        redrive: false,
+    },
+    Workload {
+        name: "claims",
+        title: "keys that several processes claim",
+        boundary: "a key has one holder at a time, growing fences, and one outcome",
+        tier: Tier::EffectivelyOnce,
+        shape: Shape::Claims,
+        bank: Bank::Trusting,
+        fifo: false,
+        redrive: false,
+    },
+    control("ack-before", "naive: ack, then pay", "loses what is under way in a crash", Shape::AckBefore),
+    control("ack-after", "naive: pay, then ack", "repeats what is under way in a crash", Shape::AckAfter),
+    control(
+        "look-up",
+        "naive: look up, pay, record; fail open",
+        "repeats what was paid but not recorded, or could not be looked up",
+        Shape::LookUp,
+    ),
+];
+
+const fn control(name: &'static str, title: &'static str, boundary: &'static str, shape: Shape) -> Workload {
+    Workload {
+        name,
+        title,
+        boundary,
+        tier: Tier::AtLeastOnce,
+        shape,
+        bank: Bank::Trusting,
+        fifo: false,
+        redrive: false,
+    }
+}
+
+/// The lease of all queues and claims. A pause has to be longer.
+pub const LEASE_MS: u64 = 1_000;
+
+impl Workload {
+    /// A workload by its name.
+    pub fn named(name: &str) -> Option<Self> {
+        ALL.into_iter().find(|workload| workload.name == name)
+    }
+
+    /// Whether it is a known-bad program that the checker has to catch.
+    pub fn is_control(&self) -> bool {
+        matches!(self.shape, Shape::AckBefore | Shape::AckAfter | Shape::LookUp)
+    }
+
+    /// Whether its messages go through a queue.
+    pub fn has_queue(&self) -> bool {
+        self.shape != Shape::Claims
+    }
+
+    /// The accounts that producers pay from, each in order. Controls have fewer: they need no load.
+    pub fn accounts(&self) -> u64 {
+        match self.shape {
+            Shape::Claims => 0,
+            Shape::Worker(_) => 6,
+            Shape::Transactional => 3,
+            _ => 2,
+        }
+    }
+
+    /// Its queue in a run.
+    pub fn queue(&self, run: &str) -> QueueName {
+        let suffix = if self.fifo { ".fifo" } else { "" };
+        QueueName::new(format!("hapax-verify-{run}-{}{suffix}", self.name)).expect("a valid name")
+    }
+
+    /// Its dead-letter queue in a run, if it has one.
+    pub fn dead_queue(&self, run: &str) -> Option<QueueName> {
+        let name = || QueueName::new(format!("hapax-verify-{run}-{}-dead", self.name)).expect("a valid name");
+        self.redrive.then(name)
+    }
+
+    /// The configuration of its queue.
+    pub fn config(&self, run: &str) -> QueueConfig {
+        let retry = RetryPolicy { base_ms: 20, cap_ms: 200, jitter: Jitter::Full, max_attempts: 0 };
+        let kind = if self.fifo { QueueConfig::fifo() } else { QueueConfig::default() };
+        QueueConfig {
+            tier: self.tier,
+            lease_ms: LEASE_MS,
+            retry,
+            on_dead: if self.fifo { OnDead::HaltGroup } else { OnDead::Continue },
+            dead_letter: self.dead_queue(run).map(|queue| DeadLetterPolicy { queue }),
+            ..kind
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Each violation in the shortest history that has it, and the histories beside it that are right.
+
+use hapax_verify::check::{Anomaly, Findings, WITNESS_EVENTS_MAX, check};
+use hapax_verify::history::{Act, Answer, ClaimStep, Effect, Event, NewEvent, Place};
+use hapax_verify::workload::Workload;
+
+const PAYMENTS: &str = "payments";
+
+/// Builds a history; numbers are given in the order of the calls.
+#[derive(Default)]
+struct History(Vec<Event>);
+
+impl History {
+    fn add(mut self, who: &str, act: Act) -> Self {
+        let n = self.0.len() as u64 + 1;
+        let event = NewEvent { who: who.into(), workload: PAYMENTS.into(), act };
+        self.0.push(Event { n, ms: n, event });
+        self
+    }
+
+    fn intent(self, number: u64) -> Self {
+        self.add("p", Act::Intent { id: id(number), account: "a".into(), number })
+    }
+
+    fn sent(self, number: u64, answer: Answer) -> Self {
+        self.add("p", Act::Send { id: id(number), answer })
+    }
+
+    /// An intent that was accepted.
+    fn accepted(self, number: u64) -> Self {
+        self.intent(number).sent(number, Answer::Ok)
+    }
+
+    fn call(self, number: u64, fence: u64, effect: Effect) -> Self {
+        let receipt = fence * 100;
+        let (deliveries, takeover) = (1, false);
+        let (id, account) = (id(number), "a".into());
+        self.add("w", Act::Call { id, account, number, fence, deliveries, takeover, effect, receipt })
+    }
+
+    fn acked(self, number: u64, fence: u64, answer: Answer) -> Self {
+        let (id, message, error) = (id(number), format!("m{number}"), None);
+        let (ack, ran, deliveries) = (true, true, 1);
+        self.add("w", Act::Settle { id, message, fence, ack, answer, ran, deliveries, error })
+    }
+
+    fn left(self, number: u64, place: Place) -> Self {
+        self.add("d", Act::Left { id: id(number), place })
+    }
+
+    fn entry(self, number: u64, outcome: u64) -> Self {
+        self.add("d", Act::Entry { id: id(number), completed: true, outcome: Some(outcome) })
+    }
+
+    fn claim(self, who: &str, step: ClaimStep) -> Self {
+        self.add(who, Act::Claim { id: "k".into(), step })
+    }
+
+    fn granted(self, who: &str, fence: u64) -> Self {
+        self.claim(who, ClaimStep::Ask).claim(who, ClaimStep::Granted { fence })
+    }
+
+    fn completed(self, who: &str, fence: u64, answer: Answer) -> Self {
+        let outcome = format!("by {who}");
+        self.claim(who, ClaimStep::Complete { fence, outcome })
+            .claim(who, ClaimStep::Completed { fence, answer })
+    }
+
+    fn replayed(self, who: &str, outcome: &str) -> Self {
+        self.claim(who, ClaimStep::Ask).claim(who, ClaimStep::Replayed { outcome: outcome.into() })
+    }
+
+    #[track_caller]
+    fn is(&self, fifo: bool, expected: &[Anomaly]) -> Findings {
+        let workload = Workload { fifo, ..Workload::named(PAYMENTS).unwrap() };
+        let findings = check(&self.0, &workload);
+        let found: Vec<Anomaly> = findings.counts.keys().copied().collect();
+        assert_eq!(found, expected, "{findings:#?}");
+        for violation in &findings.violations {
+            assert!(!violation.witness.is_empty() && violation.witness.len() <= WITNESS_EVENTS_MAX);
+            assert!(violation.witness.is_sorted_by_key(|event| event.n));
+        }
+        findings
+    }
+}
+
+fn id(number: u64) -> String {
+    format!("a-{number}")
+}
+
+#[test]
+fn what_is_right_is_not_a_violation() {
+    let right = History::default()
+        .accepted(1)
+        .call(1, 5, Effect::Moved)
+        .acked(1, 5, Answer::Unknown)
+        .call(1, 9, Effect::Known)
+        .acked(1, 9, Answer::Ok)
+        .entry(1, 500)
+        // Of unknown outcome, and without effect.
+        .intent(2)
+        .sent(2, Answer::Unknown)
+        // Of unknown outcome, and with effect.
+        .intent(3)
+        .sent(3, Answer::Unknown)
+        .call(3, 11, Effect::Moved);
+    let findings = right.is(true, &[]);
+    assert_eq!((findings.intents, findings.accepted, findings.effects, findings.unknown), (3, 1, 2, 1));
+    assert_eq!(findings.suppressed, 1);
+    History::default().is(true, &[]);
+}
+
+#[test]
+fn accepted_but_lost() {
+    let lost = History::default().accepted(1).acked(1, 5, Answer::Ok);
+    let findings = lost.is(false, &[Anomaly::AcceptedButLost]);
+    assert_eq!(findings.violations[0].witness.len(), 3);
+    for place in [Place::Parked, Place::InDoubt] {
+        let accounted = History::default().accepted(1).left(1, place);
+        assert_eq!(accounted.is(false, &[]).left, 1);
+    }
+    let waiting = History::default().accepted(1).left(1, Place::Waiting);
+    assert_eq!(waiting.is(false, &[]).unsettled, 1);
+    History::default().intent(1).sent(1, Answer::Failed).is(false, &[]);
+}
+
+#[test]
+fn effect_twice() {
+    let twice = History::default().accepted(1).call(1, 5, Effect::Moved).call(1, 9, Effect::Moved);
+    let findings = twice.is(false, &[Anomaly::EffectTwice]);
+    let shown: Vec<u64> = findings.violations[0].witness.iter().map(|event| event.n).collect();
+    assert_eq!(shown, [1, 3, 4], "the intent and both effects");
+}
+
+#[test]
+fn a_witness_is_short_and_violations_are_counted_beyond_it() {
+    let mut many = History::default().accepted(1);
+    for fence in 1..=40 {
+        many = many.call(1, fence, Effect::Moved).acked(1, fence, Answer::Failed);
+    }
+    for number in 2..=20 {
+        many = many.accepted(number).call(number, 100 + number, Effect::Moved);
+        many = many.call(number, 200 + number, Effect::Moved);
+    }
+    let findings = many.is(false, &[Anomaly::EffectTwice]);
+    assert_eq!((findings.total(), findings.violations.len()), (20, 3));
+}
+
+#[test]
+fn effect_without_intent() {
+    History::default().call(1, 5, Effect::Moved).is(false, &[Anomaly::EffectWithoutIntent]);
+    let before = History::default().call(1, 5, Effect::Moved).accepted(1);
+    before.is(false, &[Anomaly::EffectWithoutIntent]);
+    let other = Act::Intent { id: id(1), account: "b".into(), number: 1 };
+    let other = History::default().add("p", other).call(1, 5, Effect::Moved);
+    other.is(false, &[Anomaly::EffectWithoutIntent]);
+}
+
+#[test]
+fn order_violated() {
+    let history = || History::default().accepted(1).accepted(2).accepted(3);
+    let wrong = history().call(1, 5, Effect::Moved).call(3, 6, Effect::Moved).call(2, 7, Effect::Moved);
+    let findings = wrong.is(true, &[Anomaly::OrderViolated]);
+    assert!(findings.violations[0].says.contains("payment 2 of a was made after payment 3"));
+    wrong.is(false, &[]);
+    // A zombie that comes late moves nothing.
+    let late = history().call(1, 5, Effect::Moved).call(2, 6, Effect::Moved).call(3, 7, Effect::Moved);
+    late.call(1, 4, Effect::Known).is(true, &[]);
+}
+
+#[test]
+fn stale_settle_accepted() {
+    let paid = || History::default().accepted(1).call(1, 5, Effect::Moved);
+    let both = paid().acked(1, 9, Answer::Ok).acked(1, 5, Answer::Ok);
+    both.is(false, &[Anomaly::StaleSettleAccepted]);
+    paid().acked(1, 9, Answer::Ok).acked(1, 5, Answer::Failed).is(false, &[]);
+    paid().acked(1, 5, Answer::Ok).acked(1, 5, Answer::Ok).is(false, &[]);
+}
+
+#[test]
+fn a_stale_completion_is_accepted() {
+    let history = || History::default().granted("a", 5).granted("b", 9);
+    history().completed("a", 5, Answer::Ok).is(false, &[Anomaly::StaleSettleAccepted]);
+    history().completed("a", 5, Answer::Failed).completed("b", 9, Answer::Ok).is(false, &[]);
+    // It began before the newer claim was granted: it may have come first.
+    let concurrent = History::default()
+        .granted("a", 5)
+        .claim("a", ClaimStep::Complete { fence: 5, outcome: "by a".into() })
+        .granted("b", 9)
+        .claim("a", ClaimStep::Completed { fence: 5, answer: Answer::Ok });
+    concurrent.is(false, &[]);
+}
+
+#[test]
+fn fence_backwards() {
+    History::default().granted("a", 9).granted("b", 5).is(false, &[Anomaly::FenceBackwards]);
+    History::default().granted("a", 9).granted("b", 9).is(false, &[Anomaly::FenceBackwards]);
+    // Both were asked for before either was answered.
+    let concurrent = History::default()
+        .claim("a", ClaimStep::Ask)
+        .claim("b", ClaimStep::Ask)
+        .claim("a", ClaimStep::Granted { fence: 9 })
+        .claim("b", ClaimStep::Granted { fence: 5 });
+    concurrent.is(false, &[]);
+    let same = History::default().accepted(1).call(1, 5, Effect::Moved).call(1, 5, Effect::Known);
+    same.is(false, &[Anomaly::FenceBackwards]);
+}
+
+#[test]
+fn a_key_that_ended_is_granted_again_or_ends_twice() {
+    let ended = || History::default().granted("a", 5).completed("a", 5, Answer::Ok);
+    ended().granted("b", 9).is(false, &[Anomaly::EffectTwice]);
+    let twice = History::default().granted("a", 5).granted("b", 9);
+    let twice = twice.completed("b", 9, Answer::Ok).completed("a", 5, Answer::Ok);
+    twice.is(false, &[Anomaly::EffectTwice, Anomaly::StaleSettleAccepted]);
+    ended().completed("a", 5, Answer::Ok).is(false, &[]);
+}
+
+#[test]
+fn outcome_differs() {
+    let ended = || History::default().granted("a", 5).completed("a", 5, Answer::Ok);
+    ended().replayed("b", "by a").is(false, &[]);
+    ended().replayed("b", "by c").is(false, &[Anomaly::OutcomeDiffers]);
+    let unknown = || History::default().granted("a", 5).completed("a", 5, Answer::Unknown);
+    unknown().replayed("b", "by a").is(false, &[]);
+    unknown().replayed("b", "by b").is(false, &[Anomaly::OutcomeDiffers]);
+    let paid = || History::default().accepted(1).call(1, 5, Effect::Moved);
+    paid().entry(1, 500).is(false, &[]);
+    paid().entry(1, 501).is(false, &[Anomaly::OutcomeDiffers]);
+}
+
+#[test]
+fn dead_letter_unaccounted() {
+    let closed = || History::default().accepted(1).call(1, 5, Effect::Closed);
+    assert_eq!(closed().left(1, Place::Dead).is(false, &[]).left, 1);
+    History::default().accepted(1).left(1, Place::Dead).is(false, &[Anomaly::DeadLetterUnaccounted]);
+    let paid = closed().call(1, 9, Effect::Moved).left(1, Place::Dead);
+    paid.is(false, &[Anomaly::DeadLetterUnaccounted]);
+    closed().is(false, &[Anomaly::AcceptedButLost]);
+}
