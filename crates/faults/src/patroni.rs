@@ -47,6 +47,7 @@ pub struct PatroniCluster {
     etcd: Option<Watch>,
     folder: TempDir,
     user: Option<User>,
+    replication: Replication,
 }
 
 struct Node {
@@ -100,7 +101,7 @@ impl PatroniCluster {
             own(&path)?;
             nodes.push(Node { folder: path, api, postgres, watch: Mutex::default() });
         }
-        let cluster = Self { nodes, etcd: Some(etcd), folder, user };
+        let cluster = Self { nodes, etcd: Some(etcd), folder, user, replication };
         for number in 0..NODES {
             cluster.run(number)?;
         }
@@ -169,6 +170,47 @@ impl PatroniCluster {
         leading
     }
 
+    /// Stops the process of the standby that receives what the leader has committed: the standby falls behind from now on. It
+    /// loses what it has not received when it takes over; see [`end_receiver`](Self::end_receiver). Gives the process.
+    ///
+    /// # Errors
+    /// If the standby does not follow the leader.
+    pub fn stop_receiver(&self) -> Result<u32, String> {
+        let leading = self.leading();
+        let standby = (0..NODES).find(|node| Some(*node) != leading).ok_or("every node leads")?;
+        let postmaster = fs::read_to_string(self.nodes[standby].folder.join("data/postmaster.pid"));
+        let postmaster = postmaster.map_err(|error| error.to_string())?;
+        let postmaster = postmaster.lines().next().unwrap_or_default();
+        let children = fs::read_to_string(format!("/proc/{postmaster}/task/{postmaster}/children"));
+        let children = children.map_err(|error| error.to_string())?;
+        let is_receiver = |pid: &&str| {
+            fs::read_to_string(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|title| title.contains("walreceiver"))
+        };
+        let receiver = children.split_whitespace().find(is_receiver).ok_or("the standby receives nothing")?;
+        signal("-STOP", receiver)?;
+        receiver.parse().map_err(|_| format!("a process has the number {receiver}"))
+    }
+
+    /// Waits until the standby takes over, which asks the stopped process to end, and lets that happen. It ends before it reads
+    /// what has arrived meanwhile.
+    ///
+    /// # Errors
+    /// If the standby does not take over in time.
+    pub fn end_receiver(&self, receiver: u32) -> Result<(), String> {
+        const TERM: u64 = 1 << (15 - 1);
+        let asked = || {
+            let status = fs::read_to_string(format!("/proc/{receiver}/status")).unwrap_or_default();
+            let pending = |line: &str| {
+                let bits = line.strip_prefix("ShdPnd:").or_else(|| line.strip_prefix("SigPnd:"))?;
+                u64::from_str_radix(bits.trim(), 16).ok()
+            };
+            status.lines().filter_map(pending).any(|bits| bits & TERM != 0).then_some(())
+        };
+        self.wait("the standby does not take over", asked)?;
+        signal("-CONT", &receiver.to_string())
+    }
+
     /// Waits until a node leads; gives its server.
     ///
     /// # Errors
@@ -177,12 +219,17 @@ impl PatroniCluster {
         self.wait("no node leads", || self.leader())
     }
 
-    /// Waits until the other node follows; if commits wait for it, until they do.
+    /// Waits until the other node follows; if commits wait for it, until Patroni has noted that, which is a moment after the
+    /// first of them: before, the node would not take over.
     ///
     /// # Errors
     /// If it does not in time.
     pub fn wait_for_standby(&self) -> Result<(), String> {
-        let follows = |node: &Node| has_role(node.api, "replica?lag=16MB");
+        let role = match self.replication {
+            Replication::Synchronous => "synchronous",
+            Replication::Asynchronous => "replica?lag=16MB",
+        };
+        let follows = |node: &Node| has_role(node.api, role);
         self.wait("no node follows", || self.nodes.iter().any(follows).then_some(()))
     }
 
@@ -193,8 +240,8 @@ impl PatroniCluster {
                 return Ok(found);
             }
             if start.elapsed() > PATIENCE {
-                let log = |node: &Node| fs::read_to_string(node.folder.join("log")).unwrap_or_default();
-                let logs: Vec<String> = self.nodes.iter().map(log).collect();
+                let logs: Vec<String> =
+                    self.nodes.iter().map(|node| last_lines(&node.folder.join("log"))).collect();
                 return Err(format!(
                     "{problem} in {}: {}",
                     self.folder.path().display(),
@@ -217,6 +264,18 @@ impl Drop for PatroniCluster {
             etcd.stop("TERM");
         }
     }
+}
+
+/// The end of a log: what went wrong is there, and the whole has megabytes.
+fn last_lines(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+fn signal(name: &str, process: &str) -> Result<(), String> {
+    let sent = Command::new("kill").args([name, process]).status().map_err(|error| error.to_string())?;
+    if sent.success() { Ok(()) } else { Err(format!("kill {name} {process}: {sent}")) }
 }
 
 /// Asks a node's Patroni whether it has a role.
