@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use hapax_core::Examination;
 use hapax_core::policy::tier::{Finding, Severity};
-use hapax_core::{Examination, QueueName};
 
 use crate::engine::NearDoubtLimit;
 use crate::medium::{Medium, medium};
@@ -26,39 +26,11 @@ pub const FINDING_CODES: &[(&str, Severity)] = &[
     warning("volatile-file-system"),
     warning("disk-nearly-full"),
     warning("clock-behind"),
-    warning("groups-halted"),
     warning("many-in-doubt"),
 ];
 
-/// Queues that the finding about halted groups names; of the others it says how many there are.
-const HALTED_NAMED_MAX: usize = 10;
-
 /// Scopes that the finding about keys in doubt names; of the others it says how many there are.
 const SCOPES_NAMED_MAX: usize = 10;
-
-/// Groups that wait for a decision, each queue with how many groups and how many messages in them.
-pub(crate) fn halted_finding(halted: &[(QueueName, u64, u64)]) -> Option<Finding> {
-    let plural = |count: u64, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    let name = |(queue, groups, messages): &(QueueName, u64, u64)| {
-        let wait = if *messages == 1 { "waits" } else { "wait" };
-        format!("{queue} ({}, {} {wait})", plural(*groups, "group"), plural(*messages, "message"))
-    };
-    let mut named: Vec<String> = halted.iter().take(HALTED_NAMED_MAX).map(name).collect();
-    if let Some(more @ 1..) = halted.len().checked_sub(HALTED_NAMED_MAX) {
-        named.push(format!("{more} more"));
-    }
-    (!halted.is_empty()).then(|| Finding {
-        code: "groups-halted".into(),
-        severity: Severity::Warning,
-        message: format!(
-            "FIFO groups are halted until someone decides about a message: {}",
-            named.join(", ")
-        ),
-        remedy:
-            "redrive or discard their dead letters, release or discard what is parked, or release the group"
-                .to_owned(),
-    })
-}
 
 /// A clock that is corrected in small steps is no finding.
 const AHEAD_MS_MAX: u64 = 60_000;

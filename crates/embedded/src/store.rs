@@ -17,7 +17,7 @@ use crate::browse::{self, BrowseScope, parse_attributes};
 use crate::catalogue::SenderHints;
 use crate::claims::EndOp;
 use crate::engine::{Engine, PreparedMessage, ReceiveRequest, SenderKey, content_id};
-use crate::environment::{halted_finding, many_in_doubt};
+use crate::environment::many_in_doubt;
 use crate::record::Content;
 use crate::storage::sqlite::free_bytes;
 use crate::time::Now;
@@ -381,9 +381,9 @@ impl QueueAdmin for Embedded {
     async fn examine(&self) -> Result<Examination, StoreError> {
         let mut examination = self.state.environment.examine();
         // A store that has stopped is still examined.
-        let look = |engine: &mut Engine, _| (engine.halted_queues(), engine.near_bound());
-        if let Ok((halted, near)) = self.state.job(look).await {
-            examination.findings.extend(halted_finding(&halted).into_iter().chain(many_in_doubt(&near)));
+        let look = |engine: &mut Engine, _| engine.near_bound();
+        if let Ok(near) = self.state.job(look).await {
+            examination.findings.extend(many_in_doubt(&near));
         }
         Ok(examination)
     }

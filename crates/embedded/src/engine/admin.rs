@@ -208,18 +208,6 @@ impl Engine {
         count
     }
 
-    /// Queues with halted groups: how many groups, and how many messages wait in them.
-    pub fn halted_queues(&self) -> Vec<(QueueName, u64, u64)> {
-        let halted = |queue: &Queue| {
-            let groups = &queue.table.groups;
-            let count = groups.halted_count();
-            (count > 0).then(|| (queue.name.clone(), count, groups.waiting_in_halted()))
-        };
-        let mut found: Vec<_> = self.queues.iter().flatten().map(Box::as_ref).filter_map(halted).collect();
-        found.sort();
-        found
-    }
-
     pub fn queues(&self) -> Vec<&Queue> {
         let mut queues: Vec<_> = self.queues.iter().flatten().map(Box::as_ref).collect();
         queues.sort_by(|a, b| a.name.cmp(&b.name));

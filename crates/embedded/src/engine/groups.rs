@@ -237,10 +237,6 @@ impl Groups {
         halted
     }
 
-    pub fn halted_count(&self) -> u64 {
-        self.halted.len() as u64
-    }
-
     /// Messages that wait in halted groups.
     pub fn waiting_in_halted(&self) -> u64 {
         self.halted.iter().map(|at| self.group(*at).waiting.len() as u64).sum()

@@ -5,6 +5,7 @@
 //! not start) and warnings (the tier is doubtful: start, and tell the operator). Each [`Finding`] has a stable code and
 //! a page under `docs/errors/`. A worker runs the check when it starts; `hapax doctor` prints the same report.
 
+mod observed;
 mod rules;
 mod store;
 mod store_fit;
@@ -21,8 +22,9 @@ use crate::capabilities::Capabilities;
 use crate::ledger::{LedgerCapabilities, OnDoubt};
 use crate::message::KeySource;
 use crate::queue::{QueueConfig, Tier};
-use crate::store::QueueTotals;
+use crate::store::QueueStats;
 
+pub use observed::{CommonError, ObservedQueue, POISON_DELIVERIES};
 pub use store::{StoreFacts, check_store};
 pub use store_fit::{fits_store, priority_fits_store};
 
@@ -51,8 +53,10 @@ pub struct Facts {
     pub dead_retention_ms: Option<u64>,
     /// The dead-letter queue that the policy names is known not to exist.
     pub dead_queue_missing: bool,
-    /// What happened in the queue since its store was opened, where it is known.
-    pub totals: Option<QueueTotals>,
+    /// The queue's counters, where they are known.
+    pub stats: Option<QueueStats>,
+    /// What a process has observed of the queue, where one observes it.
+    pub observed: Option<ObservedQueue>,
     /// The weakest source of idempotency keys seen so far. `None`: none seen yet, so the queue's policy decides.
     pub key_source: Option<KeySource>,
     /// How long producers keep repeating a send without an answer, if known.
@@ -73,7 +77,8 @@ impl Facts {
             queue,
             dead_retention_ms: None,
             dead_queue_missing: false,
-            totals: None,
+            stats: None,
+            observed: None,
             key_source: None,
             producer_retry_ms: None,
             store,
@@ -189,7 +194,7 @@ pub fn page(code: &str) -> String {
 /// Compares the wanted guarantee with the facts. Refusals come first; an empty result means that the tier holds, as far
 /// as the facts show.
 pub fn check(facts: &Facts) -> Vec<Finding> {
-    let found = rules::RULES.iter().filter_map(|rule| {
+    let found = rules().filter_map(|rule| {
         let (message, remedy) = (rule.find)(facts)?;
         Some(Finding { code: rule.code.into(), severity: rule.severity, message, remedy })
     });
@@ -198,9 +203,14 @@ pub fn check(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
+/// The rules about configuration, then those about what was observed.
+fn rules() -> impl Iterator<Item = &'static rules::Rule> {
+    rules::RULES.iter().chain(observed::RULES)
+}
+
 /// All codes of [`check`] and [`check_store`], with their severity. Stores have additional codes of their own.
 pub fn codes() -> BTreeMap<&'static str, Severity> {
-    rules::RULES.iter().map(|rule| (rule.code, rule.severity)).chain(store::codes()).collect()
+    rules().map(|rule| (rule.code, rule.severity)).chain(store::codes()).collect()
 }
 
 /// How long after an outcome was recorded the same message may still be delivered again without a redrive.

@@ -23,7 +23,7 @@ const fn refusal(code: &'static str, find: fn(&Facts) -> RuleResult) -> Rule {
     Rule { code, severity: Severity::Refusal, find }
 }
 
-const fn warning(code: &'static str, find: fn(&Facts) -> RuleResult) -> Rule {
+pub(super) const fn warning(code: &'static str, find: fn(&Facts) -> RuleResult) -> Rule {
     Rule { code, severity: Severity::Warning, find }
 }
 
@@ -43,7 +43,6 @@ pub(super) const RULES: &[Rule] = &[
     refusal("dedup-window-too-long", |facts| store_fit::dedup_window(&facts.queue, &facts.store)),
     refusal("message-size-not-supported", |facts| store_fit::message_size(&facts.queue, &facts.store)),
     warning("lease-below-p99", lease_below_p99),
-    warning("leases-expire", leases_expire),
     warning("key-is-message-id", key_is_message_id),
     warning("key-is-content", key_is_content),
     warning("effect-may-repeat", effect_may_repeat),
@@ -61,10 +60,6 @@ pub(super) const RULES: &[Rule] = &[
     warning("delivery-not-durable", delivery_not_durable),
     warning("settle-not-atomic", settle_not_atomic),
 ];
-
-/// Expired leases cause a warning from this number on, and from this share of all deliveries.
-const EXPIRED_MIN: u64 = 10;
-const EXPIRED_PER_MILLE: u64 = 10;
 
 #[expect(clippy::unnecessary_wraps, reason = "a rule ends with it")]
 pub(super) fn found(message: impl Into<String>, remedy: impl Into<String>) -> RuleResult {
@@ -87,12 +82,12 @@ pub(super) fn span(ms: u64) -> String {
 
 impl Facts {
     /// The tier records outcomes.
-    fn records(&self) -> bool {
+    pub(super) fn records(&self) -> bool {
         matches!(self.tier, Tier::EffectivelyOnce | Tier::Transactional)
     }
 
     /// The tier redelivers a message that was not acked.
-    fn redelivers(&self) -> bool {
+    pub(super) fn redelivers(&self) -> bool {
         self.tier != Tier::AtMostOnce
     }
 
@@ -240,25 +235,6 @@ fn lease_below_p99(facts: &Facts) -> RuleResult {
     )
 }
 
-fn leases_expire(facts: &Facts) -> RuleResult {
-    let totals = facts.totals.as_ref().filter(|_| facts.redelivers())?;
-    let per_mille = totals.expired.saturating_mul(1000).checked_div(totals.delivered)?;
-    if totals.expired < EXPIRED_MIN || per_mille < EXPIRED_PER_MILLE {
-        return None;
-    }
-    let (percent, tenth) = (per_mille / 10, per_mille % 10);
-    found(
-        format!(
-            "{percent}.{tenth}% of deliveries expired ({} of {}) and {} settles came too late; the lease is {}",
-            totals.expired,
-            totals.delivered,
-            totals.stale,
-            span(facts.queue.lease_ms)
-        ),
-        "set a lease above the handler's time, `auto`, or a heartbeat; or find out why consumers die",
-    )
-}
-
 fn key_is_message_id(facts: &Facts) -> RuleResult {
     if !facts.records() || facts.weakest_key() != KeySource::MessageId {
         return None;
@@ -368,7 +344,7 @@ fn retention_ends_retries(facts: &Facts) -> RuleResult {
 }
 
 fn retention_drops_messages(facts: &Facts) -> RuleResult {
-    let dropped = facts.totals.as_ref()?.retention_dropped;
+    let dropped = facts.stats.as_ref()?.totals.retention_dropped;
     if dropped == 0 || !facts.redelivers() {
         return None;
     }

@@ -11,6 +11,12 @@ pub struct StoreFacts {
     pub status: StoreStatus,
     /// The versions of the calling program and of the server.
     pub versions: Option<(String, String)>,
+    /// Keys whose effect may or may not have happened and that wait for a decision; a listing may end at 1,000.
+    pub in_doubt: u64,
+    /// Requests that ran without protection because the ledger could not be reached, since the process started.
+    pub ran_unprotected: u64,
+    /// Claims refused because their key was used for another request, since the ledger was opened.
+    pub mismatches: u64,
 }
 
 type RuleResult = Vec<(String, String)>;
@@ -34,6 +40,9 @@ const RULES: &[Rule] = &[
     warning("store-paused", paused),
     warning("store-warning", warnings),
     warning("version-differs", versions),
+    warning("doubt-waits", doubt_waits),
+    warning("ran-unprotected", ran_unprotected),
+    warning("keys-reused", keys_reused),
 ];
 
 /// Checks a store as a whole. Refusals come first; an empty result means no problem, as far as the facts show.
@@ -97,6 +106,42 @@ fn versions(facts: &StoreFacts) -> RuleResult {
     }
 }
 
+fn doubt_waits(facts: &StoreFacts) -> RuleResult {
+    match facts.in_doubt {
+        0 => Vec::new(),
+        1 => one("1 key is in doubt: whether its effect happened is not known".to_owned(), DOUBT_REMEDY),
+        many => one(
+            format!("{many} keys are in doubt: whether their effects happened is not known"),
+            DOUBT_REMEDY,
+        ),
+    }
+}
+
+const DOUBT_REMEDY: &str = "`hapax ledger list --state in_doubt` shows them; ask the system behind each what happened, then \
+                            `hapax ledger resolve`; a handler that passes the derived key on can use on_doubt = retry";
+
+fn ran_unprotected(facts: &StoreFacts) -> RuleResult {
+    match facts.ran_unprotected {
+        0 => Vec::new(),
+        many => one(
+            format!(
+                "{many} requests ran without protection, because the ledger could not be reached (on_outage = open)"
+            ),
+            "look for repeated effects of that time; set on_outage to closed where they cost more than a refused request",
+        ),
+    }
+}
+
+fn keys_reused(facts: &StoreFacts) -> RuleResult {
+    match facts.mismatches {
+        0 => Vec::new(),
+        many => one(
+            format!("{many} claims had a key that was used before for another request; they were refused"),
+            "find the caller: a key must be made for each intended effect, and not from a constant or a counter that restarts",
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -116,7 +161,7 @@ mod tests {
     #[test]
     fn each_finding_is_made_alone() {
         type Change = fn(&mut StoreFacts);
-        let cases: [(&str, Change); 4] = [
+        let cases: [(&str, Change); 7] = [
             ("store-stopped", |f| f.status.stopped = Some("an I/O error".into())),
             ("store-paused", |f| {
                 f.status.paused = Some("restored".into());
@@ -124,6 +169,9 @@ mod tests {
             }),
             ("store-warning", |f| f.status.warnings.push("3 messages were found damaged".into())),
             ("version-differs", |f| f.versions.as_mut().unwrap().1 = "1.0.1".into()),
+            ("doubt-waits", |f| f.in_doubt = 1),
+            ("ran-unprotected", |f| f.ran_unprotected = 1),
+            ("keys-reused", |f| f.mismatches = 1),
         ];
         for (code, change) in cases {
             let mut facts = sound();
