@@ -21,6 +21,8 @@ const PLACES: &[Place] = &[
     place("StoreTotals", "crates/embedded/src/writer", &["stats"]),
     place("Counts", "crates/worker/src/", &["stats", "self"]),
     place("Counters", "crates/http/src/", &["counters"]),
+    place("DeliveryFigures", "crates/observe/src/", &["figures"]),
+    place("HistoryFigures", "crates/observe/src/observer.rs", &["history"]),
     place("RelayCounts", "crates/relay/src/", &["counts"]),
 ];
 

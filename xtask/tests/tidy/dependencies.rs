@@ -5,11 +5,12 @@ use crate::workspace::Package;
 const HERE: &str = "xtask/tests/tidy/dependencies.rs";
 
 /// A crate may depend only on those listed before it. A new crate goes after all of its dependencies.
-const ORDER: [&str; 19] = [
+const ORDER: [&str; 20] = [
     "hapax-faults",
     "hapax-core",
     "hapax-conformance",
     "hapax-embedded",
+    "hapax-observe",
     "hapax-postgres",
     "hapax-redis",
     "hapax-client",

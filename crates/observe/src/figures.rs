@@ -1,0 +1,330 @@
+//! What this process has seen of one queue: counters since it started, and a window of the latest minutes for advice.
+
+use std::collections::HashMap;
+
+use hapax_core::policy::tier::{CommonError, ObservedQueue};
+
+/// Length of the window that advice is about.
+pub const WINDOW_MS: u64 = 10 * MINUTE_MS;
+const MINUTE_MS: u64 = 60_000;
+const MINUTES: usize = 10;
+/// Maximum numbers of names that are told apart in one queue; further ones are not counted by name.
+const NAMES_MAX: usize = 1_000;
+/// From this number of settles on, older ones count half.
+const HELD_MAX: u32 = 2_048;
+
+hapax_core::metrics! {
+    /// What this process has seen of a queue's deliveries since it started.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct DeliveryFigures is "hapax_delivery", kept by Process, labels ["queue"];
+    plain {}
+    nested {}
+    /// Deliveries of messages that had been delivered before.
+    counter repeated,
+    /// Of these, those after a lease that ran out.
+    counter repeated_after_expiry,
+    /// Of these, those after the consumer gave the message back.
+    counter repeated_after_return,
+    /// Of these, those whose earlier delivery was made by another process or before this one started.
+    counter repeated_cause_unknown,
+    /// Settles and extensions refused because the lease had passed on or the message was gone.
+    counter late,
+    /// Settles with less than a fifth of the lease left.
+    counter near_expiry,
+    /// Claims granted for deliveries: the handler runs.
+    counter granted,
+    /// Claims granted over a lapsed holder.
+    counter takeovers,
+    /// Claims of deliveries that got a recorded outcome: the handler does not run.
+    counter replayed,
+    /// Claims of deliveries that met their key in progress.
+    counter conflicts,
+    /// Claims of deliveries whose key was used before for another content.
+    counter mismatches,
+    /// Claims of deliveries that were left because their key is in doubt.
+    counter in_doubt,
+    /// Messages that a settle sent to the dead letters.
+    counter died,
+    /// Messages that a settle set aside.
+    counter parked,
+    /// Consumers that were heard of for the first time.
+    counter consumers_started,
+    /// Leases that ran out within a minute of the start of a consumer, or whose consumer was not heard of since.
+    counter expired_near_scaling,
+    /// Median time from delivery to settle, of the latest settles.
+    gauge held_median_ms("held_median_seconds", Milliseconds): Option<u64>,
+    /// 99th percentile of the time from delivery to settle, of the latest settles.
+    gauge held_p99_ms("held_ninety_ninth_seconds", Milliseconds): Option<u64>,
+    /// The lease of the latest delivery.
+    gauge lease_ms("lease_seconds", Milliseconds): Option<u64>,
+}
+
+/// Counts of one minute.
+#[derive(Debug, Clone, Default)]
+struct Minute {
+    at: u64,
+    delivered: u64,
+    expired: u64,
+    late: u64,
+    conflicts: u64,
+    dead: u64,
+    started: u64,
+    errors: HashMap<String, u64>,
+    groups: HashMap<String, u64>,
+}
+
+/// What is kept about one queue.
+#[derive(Debug, Default)]
+pub(crate) struct QueueFigures {
+    pub figures: DeliveryFigures,
+    held: Histogram,
+    minutes: [Minute; MINUTES],
+    /// When each consumer was first and last heard of.
+    consumers: HashMap<String, (u64, u64)>,
+    first_ms: Option<u64>,
+}
+
+impl QueueFigures {
+    fn minute(&mut self, now_ms: u64) -> &mut Minute {
+        self.first_ms.get_or_insert(now_ms);
+        let at = now_ms / MINUTE_MS;
+        let minute = &mut self.minutes[(at % MINUTES as u64) as usize];
+        if minute.at != at {
+            *minute = Minute { at, ..Minute::default() };
+        }
+        minute
+    }
+
+    /// A consumer is heard of.
+    pub fn heard(&mut self, now_ms: u64, consumer: &str) {
+        if let Some((_, last_ms)) = self.consumers.get_mut(consumer) {
+            *last_ms = now_ms;
+            return;
+        }
+        if self.consumers.len() >= NAMES_MAX {
+            self.consumers.retain(|_, (_, last_ms)| now_ms.saturating_sub(*last_ms) < WINDOW_MS);
+        }
+        if self.consumers.len() < NAMES_MAX {
+            self.consumers.insert(consumer.to_owned(), (now_ms, now_ms));
+        }
+        self.figures.consumers_started += 1;
+        self.minute(now_ms).started += 1;
+    }
+
+    pub fn delivered(&mut self, now_ms: u64, lease_ms: u64, group: Option<&str>) {
+        self.figures.lease_ms = Some(lease_ms);
+        let minute = self.minute(now_ms);
+        minute.delivered += 1;
+        if let Some(group) = group {
+            count(&mut minute.groups, group);
+        }
+    }
+
+    /// The lease of a delivery to `consumer` ran out.
+    pub fn expired(&mut self, now_ms: u64, delivered_ms: u64, consumer: Option<&str>) {
+        self.figures.repeated_after_expiry += 1;
+        self.minute(now_ms).expired += 1;
+        let silent = |(_, last_ms): &(u64, u64)| *last_ms <= delivered_ms;
+        let gone = consumer.and_then(|name| self.consumers.get(name)).is_some_and(silent);
+        let joined = |(first_ms, _): &(u64, u64)| now_ms.saturating_sub(*first_ms) < MINUTE_MS;
+        // The first consumers of a process are no scaling.
+        let young = self.first_ms.is_none_or(|first_ms| now_ms.saturating_sub(first_ms) < MINUTE_MS);
+        if gone || !young && self.consumers.values().any(joined) {
+            self.figures.expired_near_scaling += 1;
+        }
+    }
+
+    pub fn late(&mut self, now_ms: u64) {
+        self.figures.late += 1;
+        self.minute(now_ms).late += 1;
+    }
+
+    pub fn conflict(&mut self, now_ms: u64) {
+        self.figures.conflicts += 1;
+        self.minute(now_ms).conflicts += 1;
+    }
+
+    pub fn died(&mut self, now_ms: u64, error: Option<&str>) {
+        self.figures.died += 1;
+        let minute = self.minute(now_ms);
+        minute.dead += 1;
+        if let Some(error) = error {
+            let line = error.lines().next().unwrap_or_default();
+            count(&mut minute.errors, hapax_core::policy::truncate(line, 200));
+        }
+    }
+
+    pub fn held(&mut self, held_ms: u64) {
+        self.held.add(held_ms);
+    }
+
+    /// Forgets what the window holds, because the queue's policy has changed: advice is about the new one.
+    pub fn policy_changed(&mut self) {
+        self.minutes = Default::default();
+        self.held = Histogram::default();
+        self.first_ms = None;
+    }
+
+    /// The counters, with the gauges as they are now.
+    pub fn read(&self) -> DeliveryFigures {
+        DeliveryFigures {
+            held_median_ms: self.held.quantile(50),
+            held_p99_ms: self.held.quantile(99),
+            ..self.figures
+        }
+    }
+
+    /// The latest minutes.
+    pub fn window(&self, now_ms: u64) -> ObservedQueue {
+        let now = now_ms / MINUTE_MS;
+        let recent = || self.minutes.iter().filter(move |minute| minute.at + MINUTES as u64 > now);
+        let lease_ms = self.figures.lease_ms.unwrap_or_default();
+        let age_ms = self.first_ms.map_or(0, |first_ms| now_ms.saturating_sub(first_ms));
+        let mut seen = ObservedQueue {
+            window_ms: WINDOW_MS.min(age_ms.max(1_000)),
+            held_p50_ms: self.held.quantile(50),
+            held_p99_ms: self.held.quantile(99),
+            held_count: self.held.count.into(),
+            lease_ms,
+            granted: self.figures.granted,
+            replayed: self.figures.replayed,
+            ..ObservedQueue::default()
+        };
+        let (mut errors, mut groups) = (HashMap::<&str, u64>::new(), HashMap::<&str, u64>::new());
+        for minute in recent() {
+            seen.delivered += minute.delivered;
+            seen.expired += minute.expired;
+            seen.late += minute.late;
+            seen.conflicts += minute.conflicts;
+            seen.dead += minute.dead;
+            seen.consumers_started += minute.started;
+            for (error, count) in &minute.errors {
+                *errors.entry(error).or_default() += count;
+            }
+            for (group, count) in &minute.groups {
+                *groups.entry(group).or_default() += count;
+            }
+        }
+        let silent_ms = (3 * lease_ms).max(MINUTE_MS / 2);
+        let stopped = |(_, last_ms): &&(u64, u64)| {
+            let silence_ms = now_ms.saturating_sub(*last_ms);
+            silence_ms > silent_ms && silence_ms < WINDOW_MS
+        };
+        seen.consumers_stopped = self.consumers.values().filter(stopped).count() as u64;
+        // Without its own start the first consumer is no change.
+        seen.consumers_started = seen.consumers_started.saturating_sub(1);
+        seen.dead_error = most(&errors).map(|(error, count)| CommonError { error: error.to_owned(), count });
+        if let Some((group, count)) = most(&groups) {
+            (seen.hot_group, seen.hot_group_delivered) = (Some(group.to_owned()), count);
+        }
+        seen
+    }
+}
+
+/// The name with the highest count; of equals, the first.
+fn most<'a>(counts: &HashMap<&'a str, u64>) -> Option<(&'a str, u64)> {
+    let by_count = |a: &(&&str, &u64), b: &(&&str, &u64)| a.1.cmp(b.1).then(b.0.cmp(a.0));
+    counts.iter().max_by(by_count).map(|(name, count)| (*name, *count))
+}
+
+fn count(names: &mut HashMap<String, u64>, name: &str) {
+    if let Some(count) = names.get_mut(name) {
+        *count += 1;
+    } else if names.len() < NAMES_MAX {
+        names.insert(name.to_owned(), 1);
+    }
+}
+
+/// Counts of durations in buckets whose limits grow by about 19%.
+#[derive(Debug, Default)]
+struct Histogram {
+    count: u32,
+    buckets: Vec<u32>,
+}
+
+impl Histogram {
+    const BUCKETS: usize = 4 * 40;
+
+    /// Four buckets for each doubling: the two bits below the highest one.
+    fn bucket(ms: u64) -> usize {
+        let ms = ms.max(4);
+        let high = ms.ilog2();
+        let below = (ms >> (high - 2)) & 3;
+        (((high - 2) * 4) as usize + below as usize).min(Self::BUCKETS - 1)
+    }
+
+    /// The upper limit of a bucket.
+    fn limit_ms(bucket: usize) -> u64 {
+        let (high, below) = (bucket / 4, bucket % 4);
+        (5 + below as u64) << high
+    }
+
+    fn add(&mut self, ms: u64) {
+        if self.buckets.is_empty() {
+            self.buckets.resize(Self::BUCKETS, 0);
+        }
+        if self.count >= HELD_MAX {
+            self.buckets.iter_mut().for_each(|count| *count /= 2);
+            self.count = self.buckets.iter().sum();
+        }
+        self.buckets[Self::bucket(ms)] += 1;
+        self.count += 1;
+    }
+
+    fn quantile(&self, percent: u32) -> Option<u64> {
+        let wanted = (u64::from(self.count) * u64::from(percent)).div_ceil(100).max(1);
+        let mut seen = 0;
+        for (bucket, count) in self.buckets.iter().enumerate() {
+            seen += u64::from(*count);
+            if seen >= wanted {
+                return Some(Self::limit_ms(bucket));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_at_most_a_quarter_too_high_and_never_too_low() {
+        let mut held = Histogram::default();
+        assert_eq!(held.quantile(99), None);
+        for ms in 1..=1_000 {
+            held.add(ms);
+        }
+        for (percent, exact) in [(50, 500), (99, 990)] {
+            let found = held.quantile(percent).unwrap();
+            assert!(found >= exact && found <= exact * 5 / 4 + 1, "{percent}: {found}");
+        }
+        for ms in [0, 5, 7, 1_000, 43_200_000] {
+            let limit_ms = Histogram::limit_ms(Histogram::bucket(ms));
+            assert!(limit_ms > ms && limit_ms <= ms.max(4) * 5 / 4 + 1, "{ms}: {limit_ms}");
+        }
+    }
+
+    #[test]
+    fn the_latest_settles_count_most() {
+        let mut held = Histogram::default();
+        (0..10 * HELD_MAX).for_each(|_| held.add(60_000));
+        (0..10 * HELD_MAX).for_each(|_| held.add(10));
+        assert!(held.quantile(99).unwrap() < 20);
+        assert!(held.count <= HELD_MAX);
+    }
+
+    #[test]
+    fn what_is_older_than_the_window_is_forgotten() {
+        let mut queue = QueueFigures::default();
+        queue.delivered(0, 1_000, Some("a"));
+        queue.died(0, Some("no such card\nat line 7"));
+        let seen = queue.window(WINDOW_MS - 1);
+        assert_eq!((seen.delivered, seen.dead, seen.hot_group_delivered), (1, 1, 1));
+        assert_eq!(seen.dead_error.unwrap().error, "no such card");
+        assert_eq!(queue.window(WINDOW_MS).delivered, 0);
+        assert_eq!(queue.figures.died, 1, "the counter stays");
+        queue.delivered(WINDOW_MS, 1_000, None);
+        assert_eq!(queue.window(WINDOW_MS).delivered, 1, "the place of the first minute is used again");
+    }
+}

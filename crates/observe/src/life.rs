@@ -1,0 +1,217 @@
+//! The life of one message, or of one key that belongs to no message: what happened to it, in order.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use hapax_core::{EntryId, IdempotencyKey, MessageId, QueueName};
+use serde::{Deserialize, Serialize};
+
+/// Maximum number of events of a life; the first is kept, then the latest.
+pub const EVENTS_MAX: usize = 50;
+
+/// Whose life it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Subject {
+    /// A message.
+    Message(MessageId),
+    /// A ledger entry that was claimed without a delivery, for example by a request.
+    Entry(EntryId),
+}
+
+impl Subject {
+    /// A number that is the same in every process.
+    pub(crate) fn stable_hash(&self) -> u128 {
+        match self {
+            Self::Message(id) => id.0,
+            Self::Entry(id) => id.hash(),
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Message(id) => id.fmt(f),
+            Self::Entry(id) => id.fmt(f),
+        }
+    }
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "event")]
+#[non_exhaustive]
+pub enum Event {
+    /// A producer sent it again; the copy was suppressed.
+    SentAgain,
+    /// It was given to a consumer.
+    Delivered {
+        /// Its number among the deliveries of the message, from 1.
+        delivery: u32,
+        /// Its number among the attempts, from 1.
+        attempt: u32,
+        /// The consumer's name, if it has one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        consumer: Option<String>,
+        /// The lease that it began with.
+        lease_ms: u64,
+    },
+    /// The lease of a delivery ran out; noticed when the message was delivered again.
+    Expired {
+        /// The delivery.
+        delivery: u32,
+        /// How long it was held: from the delivery to the end of its last lease.
+        held_ms: u64,
+    },
+    /// It was delivered again, and why is not known here: the delivery before was made by another process, or before this
+    /// one started.
+    CauseUnknown,
+    /// Done.
+    Acked {
+        /// The delivery, if it was made by this process.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        delivery: Option<u32>,
+        /// How long it was held.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        held_ms: Option<u64>,
+    },
+    /// The consumer gave it back, and it counts as an attempt.
+    Returned {
+        /// Why.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+        /// How long it stays hidden.
+        after_ms: u64,
+    },
+    /// It was put back uncounted.
+    Deferred {
+        /// How long it stays hidden.
+        after_ms: u64,
+    },
+    /// It went to the dead letters.
+    Died {
+        /// The last error.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    },
+    /// It was set aside until an operator decides.
+    Parked {
+        /// Why.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
+    },
+    /// A settle or an extension was refused: the lease had passed to another delivery, or the message is gone.
+    Refused {
+        /// The delivery whose receipt it was.
+        delivery: u32,
+        /// How long it was held by then.
+        held_ms: u64,
+        /// The code of the refusal.
+        code: String,
+    },
+    /// Its key was claimed: the handler may run.
+    Claimed {
+        /// An earlier holder's claim lapsed; its effect may have happened.
+        takeover: bool,
+    },
+    /// Its key had a recorded outcome, which was given instead of a run.
+    Replayed,
+    /// Another holder was at work on its key.
+    InProgress,
+    /// Its key is in doubt, and the claimant asked not to run then.
+    InDoubt,
+    /// Its key was used before for another content.
+    Mismatch,
+    /// The outcome of a run was recorded.
+    Completed,
+    /// The end of a claim was refused: the key had passed to another holder.
+    StaleClaim,
+}
+
+/// An event and its time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// Milliseconds since 1970, by the clock of the process that observed it.
+    pub at_ms: u64,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// What happened to one message or key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Life {
+    /// Whose life it is.
+    pub subject: Subject,
+    /// The message's queue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<QueueName>,
+    /// Identity of the intended effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<IdempotencyKey>,
+    /// When the message was sent, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sent_ms: Option<u64>,
+    /// What happened, in order.
+    pub moments: VecDeque<Moment>,
+    /// Events that are left out between the first and the second of `moments`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub left_out: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+impl Life {
+    pub(crate) fn new(subject: Subject, queue: Option<QueueName>) -> Self {
+        Self { subject, queue, key: None, sent_ms: None, moments: VecDeque::new(), left_out: 0 }
+    }
+
+    pub(crate) fn push(&mut self, at_ms: u64, event: Event) {
+        self.moments.push_back(Moment { at_ms, event });
+        if self.moments.len() > EVENTS_MAX {
+            self.moments.remove(1);
+            self.left_out += 1;
+        }
+    }
+
+    /// The time of its latest event.
+    pub fn last_ms(&self) -> u64 {
+        self.moments.iter().map(|moment| moment.at_ms).max().unwrap_or_default()
+    }
+
+    /// Adds what another process saw of the same subject.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.queue = self.queue.take().or(other.queue);
+        self.key = self.key.take().or(other.key);
+        self.sent_ms = self.sent_ms.or(other.sent_ms);
+        for moment in other.moments {
+            if !self.moments.contains(&moment) {
+                self.moments.push_back(moment);
+            }
+        }
+        self.moments.make_contiguous().sort_by_key(|moment| moment.at_ms);
+        self.left_out = self.left_out.max(other.left_out);
+        while self.moments.len() > EVENTS_MAX {
+            self.moments.remove(1);
+            self.left_out += 1;
+        }
+    }
+
+    /// The deliveries among its events.
+    pub fn deliveries(&self) -> u32 {
+        let number = |moment: &Moment| match moment.event {
+            Event::Delivered { delivery, .. } => Some(delivery),
+            _ => None,
+        };
+        self.moments.iter().filter_map(number).max().unwrap_or_default()
+    }
+
+    /// Whether its last event has ended it.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.moments.iter().any(|moment| matches!(moment.event, Event::Acked { .. } | Event::Died { .. }))
+    }
+}

@@ -1,0 +1,623 @@
+//! What this process has seen, and how it is recorded.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::BuildHasher as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use foldhash::fast::FixedState;
+use hapax_core::metrics::{Metrics as _, Sample};
+use hapax_core::policy::tier::{ObservedQueue, POISON_DELIVERIES};
+use hapax_core::{
+    Claim, ClaimEnding, ClaimError, ClaimRequest, Clock, Delivery, EndClaim, IdempotencyKey, MessageId,
+    QueueName, Receipt, Sent, Settle, SettleError, Settled, Settlement, SystemClock, TokenError,
+};
+
+use crate::figures::{DeliveryFigures, QueueFigures};
+use crate::life::{Event, Life, Subject};
+use crate::trace::SpanContext;
+
+/// Maximum number of lives in memory.
+const LIVES_MAX: usize = 20_000;
+/// Maximum number of deliveries that are remembered until they are settled.
+const GIVEN_MAX: usize = 100_000;
+/// Maximum number of queues with figures of their own.
+const QUEUES_MAX: usize = 10_000;
+/// Of this many clean first runs one is kept.
+const SAMPLED: u64 = 1_000;
+
+hapax_core::metrics! {
+    /// What this process keeps of the past.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct HistoryFigures is "hapax_history", kept by Process, labels [];
+    plain {}
+    nested {}
+    /// Messages and keys whose life is in memory.
+    gauge lives,
+    /// Lives that were dropped from memory because there were too many.
+    counter dropped,
+    /// Lives that could not be written to the store.
+    counter not_written,
+}
+
+/// One delivery that this process made.
+#[derive(Debug, Clone)]
+struct Given {
+    queue: QueueName,
+    id: MessageId,
+    delivery: u32,
+    attempt: u32,
+    at_ms: u64,
+    lease_ms: u64,
+    /// When its lease ends; moves with each extension.
+    until_ms: u64,
+    consumer: Option<Arc<str>>,
+    /// It was settled, or a newer delivery was made.
+    over: bool,
+    /// The context of its span, if it is traced.
+    trace: Option<SpanContext>,
+}
+
+#[derive(Default)]
+struct State {
+    queues: HashMap<QueueName, QueueFigures>,
+    /// Deliveries by the hash of their receipt.
+    given: HashMap<u64, Given, FixedState>,
+    given_order: VecDeque<u64>,
+    /// The latest delivery of each message.
+    latest: HashMap<u128, u64, FixedState>,
+    lives: HashMap<Subject, Life>,
+    lives_order: VecDeque<Subject>,
+    /// Lives that changed since they were last written to the store.
+    unwritten: HashSet<Subject>,
+    acked: u64,
+    history: HistoryFigures,
+}
+
+/// What one process observes. Shared by the store that it observes and those who ask.
+pub struct Observer {
+    state: Mutex<State>,
+    clock: Arc<dyn Clock>,
+    hasher: FixedState,
+}
+
+impl Default for Observer {
+    fn default() -> Self {
+        Self::with_clock(Arc::new(SystemClock::default()))
+    }
+}
+
+impl Observer {
+    /// Observes by this clock.
+    pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
+        Self { state: Mutex::default(), clock, hasher: FixedState::default() }
+    }
+
+    /// Now, in milliseconds since 1970.
+    pub fn now_ms(&self) -> u64 {
+        self.clock.wall_ms()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hash(&self, receipt: &Receipt) -> u64 {
+        self.hasher.hash_one(receipt)
+    }
+
+    /// The counters, for a page of metrics.
+    pub fn samples(&self) -> Vec<Sample> {
+        let state = self.state();
+        let mut queues: Vec<_> = state.queues.iter().collect();
+        queues.sort_by_key(|(name, _)| *name);
+        let mut samples: Vec<Sample> =
+            queues.into_iter().flat_map(|(name, queue)| queue.read().samples(&[name.as_str()])).collect();
+        samples.extend(HistoryFigures { lives: state.lives.len() as u64, ..state.history }.samples(&[]));
+        samples
+    }
+
+    /// The figures of one queue.
+    pub fn figures(&self, queue: &QueueName) -> DeliveryFigures {
+        self.state().queues.get(queue).map(QueueFigures::read).unwrap_or_default()
+    }
+
+    /// The latest minutes of one queue; `None` if nothing was seen of it.
+    pub fn window(&self, queue: &QueueName) -> Option<ObservedQueue> {
+        let now_ms = self.now_ms();
+        Some(self.state().queues.get(queue)?.window(now_ms))
+    }
+
+    /// Messages of a queue that were delivered [`POISON_DELIVERIES`] times or more and were not seen to end, ordered by id; at
+    /// most `max`. One whose last lease ran out may be dead meanwhile.
+    pub fn poison_candidates(&self, queue: &QueueName, max: usize) -> Vec<MessageId> {
+        let state = self.state();
+        let is_candidate = |life: &&Life| {
+            life.queue.as_ref() == Some(queue) && life.deliveries() >= POISON_DELIVERIES && !life.has_ended()
+        };
+        let id = |life: &Life| match life.subject {
+            Subject::Message(id) => Some(id),
+            Subject::Entry(_) => None,
+        };
+        let mut ids: Vec<MessageId> = state.lives.values().filter(is_candidate).filter_map(id).collect();
+        ids.sort();
+        ids.truncate(max);
+        ids
+    }
+
+    /// The life of a message or key, as far as this process saw it. A message that is on its first delivery has one, too.
+    pub fn life(&self, subject: &Subject) -> Option<Life> {
+        let state = self.state();
+        if let Some(life) = state.lives.get(subject) {
+            return Some(life.clone());
+        }
+        let Subject::Message(id) = subject else { return None };
+        let given = state.latest.get(&id.0).and_then(|hash| state.given.get(hash))?;
+        let mut life = Life::new(subject.clone(), Some(given.queue.clone()));
+        life.push(given.at_ms, given.event());
+        Some(life)
+    }
+
+    /// The lives in memory that have this key.
+    pub fn lives_of_key(&self, key: &IdempotencyKey) -> Vec<Life> {
+        let state = self.state();
+        let has = |life: &&Life| life.key.as_ref() == Some(key);
+        state.lives.values().filter(has).cloned().collect()
+    }
+
+    /// Lives that are to be written to the store; they count as written until told otherwise.
+    pub(crate) fn take_unwritten(&self) -> Vec<Life> {
+        let mut state = self.state();
+        let subjects = std::mem::take(&mut state.unwritten);
+        subjects.iter().filter_map(|subject| state.lives.get(subject).cloned()).collect()
+    }
+
+    pub(crate) fn not_written(&self, lives: usize) {
+        self.state().history.not_written += lives as u64;
+    }
+
+    /// The context of a delivery's span, if it is traced and out.
+    pub(crate) fn trace_of(&self, receipt: &Receipt) -> Option<SpanContext> {
+        self.state().given.get(&self.hash(receipt))?.trace.filter(|trace| trace.sampled)
+    }
+
+    pub(crate) fn has_unwritten(&self) -> bool {
+        !self.state().unwritten.is_empty()
+    }
+
+    /// A queue's policy was changed.
+    pub(crate) fn policy_changed(&self, queue: &QueueName) {
+        if let Some(figures) = self.state().queues.get_mut(queue) {
+            figures.policy_changed();
+        }
+    }
+
+    /// A queue was deleted.
+    pub(crate) fn queue_deleted(&self, queue: &QueueName) {
+        self.state().queues.remove(queue);
+    }
+
+    pub(crate) fn sent(&self, queue: &QueueName, sent: &[Result<Sent, hapax_core::SendError>]) {
+        if !sent.iter().any(|one| one.as_ref().is_ok_and(|sent| sent.duplicate)) {
+            return;
+        }
+        let (mut state, now_ms) = (self.state(), self.now_ms());
+        for sent in sent.iter().flatten().filter(|sent| sent.duplicate) {
+            state.life(Subject::Message(sent.id), Some(queue)).push(now_ms, Event::SentAgain);
+        }
+    }
+
+    pub(crate) fn heard(&self, queue: &QueueName, consumer: Option<&str>) {
+        if let Some(consumer) = consumer {
+            let now_ms = self.now_ms();
+            self.state().queue(queue).heard(now_ms, consumer);
+        }
+    }
+
+    pub(crate) fn delivered(
+        &self,
+        queue: &QueueName,
+        consumer: Option<&str>,
+        how: HandOut,
+        deliveries: &[Delivery],
+    ) {
+        if deliveries.is_empty() {
+            return;
+        }
+        let consumer: Option<Arc<str>> = consumer.map(Into::into);
+        let (mut state, now_ms) = (self.state(), self.now_ms());
+        for delivery in deliveries {
+            let hash = self.hash(&delivery.receipt);
+            state.delivered(queue, now_ms, hash, consumer.as_ref(), how, delivery);
+        }
+    }
+
+    pub(crate) fn settled(
+        &self,
+        queue: &QueueName,
+        asked: &[SettleSummary],
+        answers: &[Result<Settled, SettleError>],
+    ) {
+        let (mut state, now_ms) = (self.state(), self.now_ms());
+        for (asked, answer) in asked.iter().zip(answers) {
+            let hash = self.hash(&asked.receipt);
+            match answer {
+                Ok(settled) => state.settled(queue, now_ms, hash, asked, *settled),
+                Err(SettleError::Claim(_)) => {
+                    if let Some(id) = state.given.get(&hash).map(|given| given.id) {
+                        state.life(Subject::Message(id), Some(queue)).push(now_ms, Event::StaleClaim);
+                    }
+                }
+                Err(error) => state.refused(queue, now_ms, hash, error.code()),
+            }
+        }
+    }
+
+    pub(crate) fn extended(
+        &self,
+        queue: &QueueName,
+        asked: &[(Receipt, u64)],
+        refused: &[Option<&'static str>],
+    ) {
+        let (mut state, now_ms) = (self.state(), self.now_ms());
+        for ((receipt, lease_ms), refused) in asked.iter().zip(refused) {
+            let hash = self.hash(receipt);
+            match (refused, state.given.get_mut(&hash)) {
+                (None, Some(given)) if *lease_ms > 0 => {
+                    given.until_ms = now_ms + lease_ms;
+                    if let Some(consumer) = given.consumer.clone() {
+                        state.queue(queue).heard(now_ms, &consumer);
+                    }
+                }
+                // SQS's way to give a message back.
+                (None, Some(_)) => {
+                    state.returned(queue, now_ms, hash, Event::Returned { error: None, after_ms: 0 })
+                }
+                (Some(code), Some(_)) => state.refused(queue, now_ms, hash, code),
+                (_, None) => {}
+            }
+        }
+    }
+
+    pub(crate) fn claimed(&self, asked: &[ClaimSummary], answers: &[Result<Claim, ClaimError>]) {
+        let (mut state, now_ms) = (self.state(), self.now_ms());
+        for (asked, answer) in asked.iter().zip(answers) {
+            let of_message = asked.delivery.as_ref().and_then(|(queue, receipt)| {
+                let id = state.given.get(&self.hash(receipt))?.id;
+                Some((Subject::Message(id), Some(queue)))
+            });
+            if let Some((queue, _)) = &asked.delivery {
+                state.queue(queue).claimed(now_ms, answer);
+            }
+            let event = match answer {
+                Ok(Claim::Granted(grant)) => Event::Claimed { takeover: grant.takeover },
+                Ok(Claim::Completed { .. }) => Event::Replayed,
+                Ok(Claim::InProgress { .. }) => Event::InProgress,
+                Ok(Claim::InDoubt { .. }) => Event::InDoubt,
+                Err(ClaimError::Mismatch) => Event::Mismatch,
+                Err(_) => continue,
+            };
+            let (subject, queue) = of_message.unwrap_or_else(|| (Subject::Entry(asked.id.clone()), None));
+            // A first claim is remembered if something happened to its message before; else it is the ordinary case.
+            if event == (Event::Claimed { takeover: false }) && !state.lives.contains_key(&subject) {
+                continue;
+            }
+            let life = state.life(subject, queue);
+            life.key.get_or_insert_with(|| asked.id.key.clone());
+            life.push(now_ms, event);
+        }
+    }
+
+    pub(crate) fn ended(&self, asked: &[EndClaim], answers: &[Result<(), TokenError>]) {
+        let (mut state, now_ms) = (self.state(), self.now_ms());
+        for (asked, answer) in asked.iter().zip(answers) {
+            let subject = Subject::Entry(asked.id.clone());
+            let event = match (answer, &asked.ending) {
+                (Ok(()), ClaimEnding::Complete { .. }) if state.lives.contains_key(&subject) => {
+                    Event::Completed
+                }
+                (Ok(()), ClaimEnding::Doubt) => Event::InDoubt,
+                (Err(TokenError::Stale), _) => Event::StaleClaim,
+                _ => continue,
+            };
+            let life = state.life(subject, None);
+            life.key.get_or_insert_with(|| asked.id.key.clone());
+            life.push(now_ms, event);
+        }
+    }
+}
+
+/// How deliveries are handed out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HandOut {
+    /// Acked on receive.
+    pub acked: bool,
+    /// Their attributes carry the contexts of their spans.
+    pub traced: bool,
+}
+
+/// What is needed of a settle after it was passed on.
+pub(crate) struct SettleSummary {
+    pub receipt: Receipt,
+    settlement: SettlementKind,
+    completes: bool,
+}
+
+enum SettlementKind {
+    Ack,
+    Failed(Option<String>),
+    Deferred,
+}
+
+impl From<&Settle> for SettleSummary {
+    fn from(settle: &Settle) -> Self {
+        let settlement = match &settle.settlement {
+            Settlement::Ack => SettlementKind::Ack,
+            Settlement::Retry { error, .. } => SettlementKind::Failed(error.clone()),
+            Settlement::Reject { reason } | Settlement::Park { reason } => {
+                SettlementKind::Failed(Some(reason.clone()))
+            }
+            Settlement::Defer { .. } => SettlementKind::Deferred,
+        };
+        let completes =
+            settle.claim.as_ref().is_some_and(|claim| matches!(claim.ending, ClaimEnding::Complete { .. }));
+        Self { receipt: settle.receipt.clone(), settlement, completes }
+    }
+}
+
+/// What is needed of a claim after it was passed on.
+pub(crate) struct ClaimSummary {
+    id: hapax_core::EntryId,
+    pub delivery: Option<(QueueName, Receipt)>,
+}
+
+impl From<&ClaimRequest> for ClaimSummary {
+    fn from(request: &ClaimRequest) -> Self {
+        Self { id: request.id.clone(), delivery: request.delivery.clone() }
+    }
+}
+
+impl QueueFigures {
+    fn claimed(&mut self, now_ms: u64, answer: &Result<Claim, ClaimError>) {
+        match answer {
+            Ok(Claim::Granted(grant)) => {
+                self.figures.granted += 1;
+                self.figures.takeovers += u64::from(grant.takeover);
+            }
+            Ok(Claim::Completed { .. }) => self.figures.replayed += 1,
+            Ok(Claim::InProgress { .. }) => self.conflict(now_ms),
+            Ok(Claim::InDoubt { .. }) => self.figures.in_doubt += 1,
+            Err(ClaimError::Mismatch) => self.figures.mismatches += 1,
+            Err(_) => {}
+        }
+    }
+}
+
+impl Given {
+    fn event(&self) -> Event {
+        Event::Delivered {
+            delivery: self.delivery,
+            attempt: self.attempt,
+            consumer: self.consumer.as_deref().map(str::to_owned),
+            lease_ms: self.lease_ms,
+        }
+    }
+}
+
+impl State {
+    fn queue(&mut self, queue: &QueueName) -> &mut QueueFigures {
+        if !self.queues.contains_key(queue) {
+            if self.queues.len() >= QUEUES_MAX
+                && let Some(name) = self.queues.keys().next().cloned()
+            {
+                self.queues.remove(&name);
+            }
+            self.queues.insert(queue.clone(), QueueFigures::default());
+        }
+        self.queues.get_mut(queue).expect("it was inserted if it was missing")
+    }
+
+    /// The life of a subject, made if there is none; it is to be written.
+    fn life(&mut self, subject: Subject, queue: Option<&QueueName>) -> &mut Life {
+        if !self.lives.contains_key(&subject) {
+            while self.lives.len() >= LIVES_MAX
+                && let Some(oldest) = self.lives_order.pop_front()
+            {
+                self.history.dropped += u64::from(self.lives.remove(&oldest).is_some());
+                self.unwritten.remove(&oldest);
+            }
+            self.lives_order.push_back(subject.clone());
+            self.lives.insert(subject.clone(), Life::new(subject.clone(), queue.cloned()));
+        }
+        self.unwritten.insert(subject.clone());
+        self.lives.get_mut(&subject).expect("it was inserted if it was missing")
+    }
+
+    /// The life of a delivered message. A new one begins with the delivery.
+    fn life_of(&mut self, queue: &QueueName, given: &Given) -> &mut Life {
+        let life = self.life(Subject::Message(given.id), Some(queue));
+        if life.moments.is_empty() {
+            life.push(given.at_ms, given.event());
+        }
+        life
+    }
+
+    fn delivered(
+        &mut self,
+        queue: &QueueName,
+        now_ms: u64,
+        hash: u64,
+        consumer: Option<&Arc<str>>,
+        how: HandOut,
+        delivery: &Delivery,
+    ) {
+        let HandOut { acked, traced } = how;
+        let before = self.latest.get(&delivery.id.0).copied();
+        if before == Some(hash) {
+            // The repeat of a receive gives the same delivery again.
+            return;
+        }
+        self.queue(queue).delivered(
+            now_ms,
+            delivery.lease_ms,
+            delivery.group.as_ref().map(hapax_core::GroupId::as_str),
+        );
+        let given = Given {
+            queue: queue.clone(),
+            id: delivery.id,
+            delivery: delivery.deliveries,
+            attempt: delivery.attempt,
+            at_ms: now_ms,
+            lease_ms: delivery.lease_ms,
+            until_ms: now_ms + delivery.lease_ms,
+            consumer: consumer.cloned(),
+            over: acked,
+            trace: traced.then(|| SpanContext::of(&delivery.attributes)).flatten(),
+        };
+        if delivery.deliveries > 1 || before.is_some() {
+            self.repeated(queue, now_ms, before, &given, delivery);
+        }
+        if acked {
+            return;
+        }
+        self.latest.insert(delivery.id.0, hash);
+        self.given.insert(hash, given);
+        self.given_order.push_back(hash);
+        self.trim_given();
+    }
+
+    fn repeated(
+        &mut self,
+        queue: &QueueName,
+        now_ms: u64,
+        before: Option<u64>,
+        given: &Given,
+        delivery: &Delivery,
+    ) {
+        let earlier = before.and_then(|hash| self.given.get_mut(&hash));
+        let open = earlier.as_ref().is_some_and(|earlier| !earlier.over);
+        let earlier = earlier.map(|earlier| {
+            earlier.over = true;
+            earlier.clone()
+        });
+        self.queue(queue).figures.repeated += 1;
+        let subject = Subject::Message(given.id);
+        // A delivery that was given back has a life with the reason.
+        let known = self.lives.contains_key(&subject);
+        match &earlier {
+            Some(earlier) if open => {
+                self.queue(queue).expired(now_ms, earlier.at_ms, earlier.consumer.as_deref());
+                let held_ms = earlier.until_ms.min(now_ms).saturating_sub(earlier.at_ms);
+                let at_ms = earlier.until_ms.min(now_ms);
+                self.life_of(queue, earlier)
+                    .push(at_ms, Event::Expired { delivery: earlier.delivery, held_ms });
+            }
+            Some(_) => self.queue(queue).figures.repeated_after_return += 1,
+            None if known => self.queue(queue).figures.repeated_after_return += 1,
+            None => {
+                self.queue(queue).figures.repeated_cause_unknown += 1;
+                self.life(subject.clone(), Some(queue)).push(now_ms, Event::CauseUnknown);
+            }
+        }
+        let life = self.life(subject, Some(queue));
+        life.key.get_or_insert_with(|| delivery.key.clone());
+        life.sent_ms.get_or_insert(delivery.sent_ms);
+        life.push(now_ms, given.event());
+    }
+
+    fn settled(
+        &mut self,
+        queue: &QueueName,
+        now_ms: u64,
+        hash: u64,
+        asked: &SettleSummary,
+        settled: Settled,
+    ) {
+        let Some(given) = self.given.get(&hash).cloned() else { return };
+        let held_ms = now_ms.saturating_sub(given.at_ms);
+        let figures = self.queue(queue);
+        // Deferred deliveries did not run.
+        if !matches!(asked.settlement, SettlementKind::Deferred) {
+            figures.held(held_ms);
+            figures.figures.near_expiry += u64::from(given.until_ms < now_ms + given.lease_ms / 5);
+        }
+        if let Some(consumer) = &given.consumer {
+            figures.heard(now_ms, consumer);
+        }
+        let error = match &asked.settlement {
+            SettlementKind::Failed(error) => error.clone(),
+            SettlementKind::Ack | SettlementKind::Deferred => None,
+        };
+        match settled {
+            Settled::Acked => {
+                self.acked += 1;
+                let sampled = self.acked.is_multiple_of(SAMPLED);
+                let subject = Subject::Message(given.id);
+                if sampled || self.lives.contains_key(&subject) {
+                    let life = self.life_of(queue, &given);
+                    if asked.completes {
+                        life.push(now_ms, Event::Completed);
+                    }
+                    life.push(
+                        now_ms,
+                        Event::Acked { delivery: Some(given.delivery), held_ms: Some(held_ms) },
+                    );
+                }
+                self.latest.remove(&given.id.0);
+                self.given.remove(&hash);
+            }
+            Settled::Returned { after_ms } => {
+                let event = match asked.settlement {
+                    SettlementKind::Deferred => Event::Deferred { after_ms },
+                    _ => Event::Returned { error, after_ms },
+                };
+                self.returned(queue, now_ms, hash, event);
+            }
+            Settled::Dead => {
+                self.queue(queue).died(now_ms, error.as_deref());
+                self.returned(queue, now_ms, hash, Event::Died { error });
+            }
+            Settled::Parked => {
+                self.queue(queue).figures.parked += 1;
+                self.returned(queue, now_ms, hash, Event::Parked { reason: error });
+            }
+        }
+    }
+
+    /// A delivery is over, and its message is not done.
+    fn returned(&mut self, queue: &QueueName, now_ms: u64, hash: u64, event: Event) {
+        let Some(given) = self.given.get_mut(&hash) else { return };
+        given.over = true;
+        let given = given.clone();
+        self.life_of(queue, &given).push(now_ms, event);
+    }
+
+    fn refused(&mut self, queue: &QueueName, now_ms: u64, hash: u64, code: &'static str) {
+        let Some(given) = self.given.remove(&hash) else { return };
+        let held_ms = now_ms.saturating_sub(given.at_ms);
+        let figures = self.queue(queue);
+        figures.late(now_ms);
+        figures.held(held_ms);
+        if let Some(consumer) = &given.consumer {
+            figures.heard(now_ms, consumer);
+        }
+        let event = Event::Refused { delivery: given.delivery, held_ms, code: code.to_owned() };
+        self.life_of(queue, &given).push(now_ms, event);
+    }
+
+    /// Forgets the oldest deliveries: consumers that never settled them, or settled them elsewhere.
+    fn trim_given(&mut self) {
+        if self.given_order.len() > 2 * self.given.len() + 1_024 {
+            let given = &self.given;
+            self.given_order.retain(|hash| given.contains_key(hash));
+        }
+        while self.given.len() > GIVEN_MAX
+            && let Some(oldest) = self.given_order.pop_front()
+        {
+            if let Some(given) = self.given.remove(&oldest)
+                && self.latest.get(&given.id.0) == Some(&oldest)
+            {
+                self.latest.remove(&given.id.0);
+            }
+        }
+    }
+}
