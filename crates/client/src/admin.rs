@@ -3,11 +3,13 @@
 use std::fmt::Write as _;
 
 use async_trait::async_trait;
+use hapax_core::policy::tier::ObservedQueue;
 use hapax_core::{
-    AdminError, Browse, Discarded, Examination, GroupId, Maintenance, MessageId, MessageState, MessageView,
-    Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats, RedriveRequest, RedriveTask, Revision,
-    StoreError, StoreStatus, Transfer, validate,
+    AdminError, Browse, Discarded, Examination, GroupId, IdempotencyKey, Maintenance, MessageId,
+    MessageState, MessageView, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueueStats,
+    RedriveRequest, RedriveTask, Revision, StoreError, StoreStatus, Transfer, validate,
 };
+use hapax_observe::{Advice, Story};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 
@@ -15,7 +17,7 @@ use crate::Client;
 use crate::transport::{Effect, Failure};
 use crate::wire::{
     CountResponse, DiscardBody, HaltedGroups, MessagesPage, PauseBody, PurgeBody, QueueItem, QueuesResponse,
-    RedriveBody, RedrivesResponse, ReleaseMessagesBody, ResumeBody, ServerStatus,
+    RedriveBody, RedrivesResponse, ReleaseMessagesBody, ResumeBody, ServerStatus, StoriesResponse,
 };
 
 fn read_error(failure: Failure) -> StoreError {
@@ -209,5 +211,34 @@ impl Client {
     /// The server's version and the status of its store, with whether this client's key may see all of it.
     pub async fn server_status(&self) -> Result<ServerStatus, StoreError> {
         self.transport.get::<ServerStatus>("/v1/status").await.map_err(read_error)
+    }
+
+    /// What happened to a message, and why.
+    pub async fn story(&self, queue: &QueueName, id: MessageId) -> Result<Story, AdminError> {
+        let path = format!("/v1/queues/{queue}/messages/{id}/story");
+        self.transport.get(&path).await.map_err(|failure| failure.into_admin_error(Effect::None))
+    }
+
+    /// What happened to the messages with a key, and why.
+    pub async fn key_stories(
+        &self,
+        queue: &QueueName,
+        key: &IdempotencyKey,
+    ) -> Result<Vec<Story>, StoreError> {
+        let key = utf8_percent_encode(key.as_str(), NON_ALPHANUMERIC);
+        let path = format!("/v1/queues/{queue}/keys/{key}/stories");
+        let answer: StoriesResponse = self.transport.get(&path).await.map_err(read_error)?;
+        Ok(answer.stories)
+    }
+
+    /// The latest minutes of a queue, as the server saw them.
+    pub async fn observed(&self, queue: &QueueName) -> Result<ObservedQueue, StoreError> {
+        self.transport.get(&format!("/v1/queues/{queue}/observed")).await.map_err(read_error)
+    }
+
+    /// What an operator should know and change.
+    pub async fn advice(&self, producer_retry_ms: Option<u64>) -> Result<Advice, StoreError> {
+        let query = producer_retry_ms.map_or_else(String::new, |ms| format!("?producer_retry_ms={ms}"));
+        self.transport.get(&format!("/v1/advice{query}")).await.map_err(read_error)
     }
 }

@@ -25,6 +25,8 @@ mod documents;
 #[cfg(feature = "http")]
 mod ledger;
 #[cfg(feature = "http")]
+pub mod otlp;
+#[cfg(feature = "http")]
 mod receive;
 #[cfg(feature = "http")]
 mod store;

@@ -17,6 +17,7 @@ use tower_service::Service as _;
 use crate::auth::Authenticator;
 use crate::config::ServerConfig;
 use crate::error::ServerError;
+use crate::process::store_readiness;
 use crate::sqs::{self, Sqs};
 
 /// What a listener is for.
@@ -120,14 +121,11 @@ impl App {
         if self.shutdown.is_requested() {
             return text_response(StatusCode::SERVICE_UNAVAILABLE, "shutting down");
         }
-        let problem = match self.store.status().await {
-            Ok(status) => status.stopped.or(status.paused).or(status.refuses_sends),
-            Err(error) => Some(error.to_string()),
-        };
-        let problem = problem.or_else(|| self.readiness.iter().find_map(|check| check().err()));
-        match problem {
-            Some(why) => text_response(StatusCode::SERVICE_UNAVAILABLE, why),
-            None => text_response(StatusCode::OK, "ready"),
+        let work = store_readiness(self.store.as_ref()).await;
+        let ready = work.and_then(|()| self.readiness.iter().try_for_each(|check| check()));
+        match ready {
+            Err(why) => text_response(StatusCode::SERVICE_UNAVAILABLE, why),
+            Ok(()) => text_response(StatusCode::OK, "ready"),
         }
     }
 

@@ -25,6 +25,7 @@ pub mod config;
 mod deliveries;
 pub mod error;
 pub mod native;
+pub mod process;
 pub mod runtime;
 pub mod sqs;
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hapax_claim::{EndError, LeasedItem as _, Phase};
-use hapax_core::{ClaimEnding, EndClaim, InboxError, Settle, SettleError, Settled, Settlement, StoreError};
+use hapax_core::{
+    Attribute, ClaimEnding, EndClaim, InboxError, Settle, SettleError, Settled, Settlement, StoreError,
+};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cx::{InTransaction, Job};
@@ -350,15 +352,17 @@ fn log_failure(ended: &EndedDelivery, settled: Settled) {
     };
     let delivery = &ended.job.delivery;
     let (queue, message, attempt) = (&ended.job.env.name, delivery.id, delivery.attempt);
+    let traceparent =
+        delivery.attributes.get(hapax_core::outbox::TRACEPARENT_HEADER).and_then(Attribute::as_text);
     match settled {
         Settled::Returned { after_ms } => {
-            tracing::warn!(%queue, message_id = %message, attempt, error, next_try_ms = after_ms, "an attempt failed; it is tried again");
+            tracing::warn!(%queue, message_id = %message, attempt, traceparent, error, next_try_ms = after_ms, "an attempt failed; it is tried again");
         }
         Settled::Dead => {
-            tracing::warn!(%queue, message_id = %message, attempt, error, "an attempt failed; the message went to the dead letters");
+            tracing::warn!(%queue, message_id = %message, attempt, traceparent, error, "an attempt failed; the message went to the dead letters");
         }
         Settled::Parked => {
-            tracing::warn!(%queue, message_id = %message, attempt, error, "an attempt failed; the message is parked until it is released");
+            tracing::warn!(%queue, message_id = %message, attempt, traceparent, error, "an attempt failed; the message is parked until it is released");
         }
         Settled::Acked => {}
     }

@@ -452,3 +452,10 @@ pub struct ServerStatus<S = StoreStatus> {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub withheld: bool,
 }
+
+/// What happened to the messages with one key.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct StoriesResponse {
+    /// One for each message.
+    pub stories: Vec<hapax_observe::Story>,
+}

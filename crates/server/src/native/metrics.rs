@@ -1,11 +1,12 @@
 //! `/metrics`: everything that store, ledger and this process count, for Prometheus.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use hapax_core::StoreError;
 use hapax_core::metrics::{self, Metrics as _, Sample};
+use hapax_observe::advice;
 use http::header::{CONTENT_TYPE, HeaderValue};
 
 use super::Api;
@@ -14,6 +15,9 @@ use super::problem::ApiError;
 
 /// Maximum time that the store is asked for its figures: less than Prometheus waits by default.
 const STORE_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// How long findings are shown before they are made again.
+const ADVICE_INTERVAL: Duration = Duration::from_secs(30);
 
 hapax_core::metrics! {
     /// What a server knows about its store without asking it.
@@ -41,6 +45,30 @@ impl ProcessSamples {
         let sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sources.iter().flat_map(|read| read()).collect()
     }
+
+    /// The sum of a counter over all its labels.
+    pub(super) fn sum(&self, name: &str) -> u64 {
+        self.read().iter().filter(|sample| sample.metric.name == name).map(|sample| sample.value).sum()
+    }
+}
+
+/// The findings that the page showed last, and when they were made.
+#[derive(Default)]
+pub(super) struct LastAdvice(tokio::sync::Mutex<Option<(Instant, Vec<Sample>)>>);
+
+impl Api {
+    /// The findings as metrics. They ask for each queue again, so they are made at most twice a minute.
+    async fn advice_samples(&self) -> Result<Vec<Sample>, StoreError> {
+        let mut last = self.last_advice.0.lock().await;
+        if let Some((made, samples)) = &*last
+            && made.elapsed() < ADVICE_INTERVAL
+        {
+            return Ok(samples.clone());
+        }
+        let samples = advice::samples(&self.advice(None, None).await?);
+        *last = Some((Instant::now(), samples.clone()));
+        Ok(samples)
+    }
 }
 
 /// A key of some queues is shown these queues, and nothing about the store, the ledger or the process.
@@ -52,7 +80,11 @@ pub(super) async fn show(
     let sees_all = caller.identity().may_see_all();
     let figures = async {
         if sees_all {
-            return metrics::of_store(&*native.store, Some(&*native.store)).await;
+            let mut samples = metrics::of_store(&*native.store, Some(&*native.store)).await?;
+            if native.observer().is_some() {
+                samples.extend(native.advice_samples().await?);
+            }
+            return Ok(samples);
         }
         let shows = |queue: &hapax_core::QueueName| caller.check_queue("GetQueueAttributes", queue).is_ok();
         metrics::of_queues(&*native.store, &shows).await

@@ -12,6 +12,7 @@
 //! | `backups.rs` | where backups may be written |
 //! | `metrics.rs` | `/metrics`, outside of `/v1` |
 //! | `operate.rs` | looking at messages, parked ones, halted groups, redrives, the store itself |
+//! | `stories.rs` | what happened to a message or key and why; advice |
 //! | `polls.rs` | receives and claims that wait: counted, and receives cancelled |
 //! | `input.rs`, `problem.rs` | requests read strictly, errors as problem details |
 
@@ -24,12 +25,13 @@ mod metrics;
 mod operate;
 mod problem;
 mod queues;
+mod stories;
 #[cfg(test)]
 mod tests;
 mod transfer;
 mod waiting_receives;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
@@ -37,10 +39,11 @@ use axum::routing::{MethodRouter, delete, get, patch, post, put};
 use hapax_core::metrics::Sample;
 use hapax_core::store::SharedStore;
 use hapax_net::listen::Shutdown;
+use hapax_observe::Observer;
 use http::header::{CONTENT_TYPE, HeaderValue};
 
 pub use self::backups::{Backup, Backups};
-use self::metrics::ProcessSamples;
+use self::metrics::{LastAdvice, ProcessSamples};
 use self::problem::ApiError;
 use self::waiting_receives::WaitingReceives;
 
@@ -60,6 +63,14 @@ struct Api {
     backups: Option<Backups>,
     waiting_receives: WaitingReceives,
     process_samples: ProcessSamples,
+    observer: OnceLock<Arc<Observer>>,
+    last_advice: LastAdvice,
+}
+
+impl Api {
+    fn observer(&self) -> Option<&Observer> {
+        self.observer.get().map(|observer| &**observer)
+    }
 }
 
 /// The native API as a router. Requests must carry an [`Identity`](crate::auth::Identity) in their extensions, which
@@ -72,14 +83,22 @@ impl Native {
     /// The API over `store`. Long polls are answered empty when `shutdown` begins; `backups` is there where the
     /// store can be copied.
     pub fn new(store: SharedStore, shutdown: Shutdown, backups: Option<Backups>) -> Self {
-        let (waiting_receives, process_samples) = Default::default();
-        let api = Api { store, shutdown, backups, waiting_receives, process_samples };
+        let (waiting_receives, process_samples, observer, last_advice) = Default::default();
+        let api = Api { store, shutdown, backups, waiting_receives, process_samples, observer, last_advice };
         Self { api: Arc::new(api) }
     }
 
     /// Shows the counters that `read` returns on `/metrics`, too.
     pub fn add_samples(&self, read: impl Fn() -> Vec<Sample> + Send + Sync + 'static) {
         self.api.process_samples.add(Box::new(read));
+    }
+
+    /// Tells stories and gives advice by what this observer of the same store has seen, and shows its counters.
+    pub fn observe(&self, observer: &Arc<Observer>) {
+        let counted = observer.clone();
+        if self.api.observer.set(observer.clone()).is_ok() {
+            self.add_samples(move || counted.samples());
+        }
     }
 
     /// Number of receives, and of claims that may wait, currently at the store.
@@ -124,6 +143,7 @@ const OPERATOR_ROUTES: &[Route] = &[
     ("post", "/claims/{scope}/{key}/resolve", || post(claims::resolve)),
     ("get", "/claims", || get(claims::list)),
     ("get", "/ledger", || get(claims::ledger)),
+    ("get", "/advice", || get(stories::advise)),
     ("get", "/status", || get(operate::status)),
     ("get", "/examine", || get(operate::examine)),
     ("post", "/resume", || post(operate::resume)),
@@ -148,6 +168,9 @@ const ROUTES: &[Route] = &[
     ("post", "/queues/{queue}/pause", || post(queues::pause)),
     ("post", "/queues/{queue}/resume", || post(queues::resume)),
     ("get", "/queues/{queue}/messages", || get(operate::browse)),
+    ("get", "/queues/{queue}/messages/{id}/story", || get(stories::of_message)),
+    ("get", "/queues/{queue}/observed", || get(stories::observed)),
+    ("get", "/queues/{queue}/keys/{key}/stories", || get(stories::of_key)),
     ("post", "/queues/{queue}/discard", || post(operate::discard)),
     ("post", "/queues/{queue}/release", || post(operate::release)),
     ("get", "/queues/{queue}/halted", || get(operate::halted)),
