@@ -105,6 +105,7 @@ pub use hapax_embedded as embedded;
 /// A tower layer over [`Hapax::ledger`]: requests with an `Idempotency-Key` take effect once.
 #[cfg(feature = "http")]
 pub use hapax_http as http;
+pub use hapax_observe as observe;
 /// The PostgreSQL store with its options, for [`Hapax::with_store`].
 ///
 /// ```no_run
@@ -148,6 +149,7 @@ pub use url::{OpenError, StoreUrl, without_secrets};
 #[derive(Clone)]
 pub struct Hapax {
     store: SharedStore,
+    observer: Option<Arc<observe::Observer>>,
 }
 
 impl Hapax {
@@ -168,12 +170,25 @@ impl Hapax {
     /// # }
     /// ```
     pub async fn open(url: &str) -> Result<Self, Error> {
-        Ok(Self { store: url::open(url).await? })
+        let store = url::open(url).await?;
+        if matches!(url.parse(), Ok(StoreUrl::Server(_))) {
+            // The server observes its own store.
+            return Ok(Self::with_store(store));
+        }
+        let store = observe::ObservedStore::new(store);
+        let observer = Some(store.observer().clone());
+        Ok(Self { store: Arc::new(store), observer })
     }
 
     /// Uses a store that is already open.
     pub fn with_store(store: SharedStore) -> Self {
-        Self { store }
+        Self { store, observer: None }
+    }
+
+    /// What this process has seen of the store: counters, and the lives of messages to which something happened. `None` for
+    /// a server, which observes its own store, and for a store that was opened elsewhere.
+    pub fn observer(&self) -> Option<&Arc<observe::Observer>> {
+        self.observer.as_ref()
     }
 
     /// A queue whose messages are values of `T` in JSON. Nothing is created; see [`Queue::ensure`].

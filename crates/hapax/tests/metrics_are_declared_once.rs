@@ -16,7 +16,9 @@ fn of_stores() -> Vec<&'static Metric> {
 
 #[test]
 fn names_are_unique_and_well_formed() {
-    assert_eq!(table_problems(&[of_stores(), of_processes()].concat()), Vec::<String>::new());
+    let observed = hapax::observe::figures::DeliveryFigures::table();
+    assert!(observed.iter().all(|metric| metric.kept_by == KeptBy::Process));
+    assert_eq!(table_problems(&[of_stores(), of_processes(), observed].concat()), Vec::<String>::new());
 }
 
 #[test]

@@ -17,9 +17,12 @@
 //! `--store URL` uses another store than a folder, for example, with `--features redis`,
 //! `redis+cluster://HOST,HOST?hapax_durability=replicated`; kill one of its masters meanwhile. The store should be empty.
 //!
+//! `--lease` shows another cause of duplicates: consumers without heartbeats whose lease is too short; see `leases.rs`.
+//!
 //! With `--features postgres` and `-- --postgres` the banks are tables in PostgreSQL, see `postgres.rs`.
 
 mod bank;
+mod leases;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod roles;
@@ -56,6 +59,7 @@ async fn main() -> ExitCode {
                 Ok(true)
             }
             [] => show(None, fastrand::u64(..1_000_000)).await,
+            ["--lease"] => leases::show().await,
             ["--store", url] => show(Some(url), fastrand::u64(..1_000_000)).await,
             ["--seed", seed] => show(None, seed.parse().context("--seed takes a number")?).await,
             #[cfg(feature = "postgres")]
@@ -65,7 +69,7 @@ async fn main() -> ExitCode {
             #[cfg(not(feature = "postgres"))]
             ["--postgres", ..] => bail!("--postgres needs the feature: cargo run --features postgres …"),
             _ => bail!(
-                "usage: payments [--seed N | --store URL] | payments --postgres [URL] [--seconds N] [--seed N]"
+                "usage: payments [--seed N | --store URL | --lease] | payments --postgres [URL] [--seconds N] [--seed N]"
             ),
         }
     };

@@ -1,0 +1,101 @@
+//! A lease that is too short: consumers that send no heartbeats, as a program with an AWS SDK, are slower than their lease now
+//! and then. What was observed says what happens and what to set, and explains one duplicate; after the change there are none.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use hapax::core::policy::RetryPolicy;
+use hapax::observe::{advice, story};
+use hapax::{Hapax, MessageId, QueueConfig, QueueName, Receive};
+
+use crate::bank::Payment;
+use crate::summary::holds;
+
+const PAYMENTS: usize = 60;
+const CONSUMERS: usize = 6;
+const LEASE_MS: u64 = 300;
+/// The bank takes this long, every third time.
+const SLOW: Duration = Duration::from_millis(400);
+const QUICK: Duration = Duration::from_millis(10);
+
+/// How often each payment was made.
+type Made = Arc<Mutex<HashMap<MessageId, usize>>>;
+
+pub async fn show() -> anyhow::Result<bool> {
+    let folder = tempfile::tempdir()?;
+    let hapax = Hapax::open(&format!("embedded:{}", folder.path().display())).await?;
+    let name = QueueName::new("slow-payments")?;
+    let config =
+        QueueConfig { lease_ms: LEASE_MS, retry: RetryPolicy::exponential(0, 0), ..QueueConfig::default() };
+    hapax.queue::<Payment>(name.as_str())?.ensure(config.clone()).await?;
+    let observer = hapax.observer().context("an embedded store is observed")?.clone();
+
+    let made = pay_all(&hapax, &name).await?;
+    let doubles = made.values().filter(|count| **count > 1).count();
+    println!("lease {LEASE_MS} ms: {PAYMENTS} payments, {doubles} of them made more than once\n");
+    let mut all = holds("a lease below the work makes duplicates", doubles > 0);
+
+    let known = advice::Known { observer: Some(&observer), ..advice::Known::default() };
+    let advised = advice::of_store(hapax.store().as_ref(), &known, true).await?;
+    let finding = advised.findings.iter().find(|located| located.finding.code == "leases-expire");
+    all &= holds("the advisor says so", finding.is_some());
+    if let Some(located) = finding {
+        println!("\n  {}\n", located.finding);
+    }
+    let duplicate = made.iter().find(|(_, count)| **count > 1).map(|(id, _)| *id).context("no duplicate")?;
+    let told = story::of_message(hapax.store().as_ref(), Some(&observer), &name, duplicate).await?;
+    println!("  why {duplicate}?");
+    for sentence in told.context("nothing is known about a duplicate")?.because {
+        println!("    {sentence}");
+    }
+
+    let seen = observer.window(&name).context("nothing was seen")?;
+    // Well above it: a machine that stalls for a moment makes no duplicates.
+    let lease_ms = (2 * seen.held_p99_ms.context("nothing was settled")?).max(5_000);
+    hapax.store().set_queue(&name, QueueConfig { lease_ms, ..config }, None).await?;
+    let made = pay_all(&hapax, &name).await?;
+    let doubles = made.values().filter(|count| **count > 1).count();
+    println!(
+        "\nlease {lease_ms} ms, well above the P99: {PAYMENTS} payments, {doubles} of them made more than once\n"
+    );
+    all &= holds("after the change there are none", doubles == 0 && made.len() == PAYMENTS);
+    Ok(all)
+}
+
+/// Sends the payments and makes them, until the queue is empty.
+async fn pay_all(hapax: &Hapax, name: &QueueName) -> anyhow::Result<HashMap<MessageId, usize>> {
+    let queue = hapax.queue::<Payment>(name.as_str())?;
+    for number in 1..=PAYMENTS {
+        queue.send(&Payment { id: format!("p-{number:02}"), cents: 100 }).await?;
+    }
+    let made = Made::default();
+    let consumers =
+        (0..CONSUMERS).map(|number| tokio::spawn(consume(hapax.clone(), name.clone(), number, made.clone())));
+    for consumer in consumers.collect::<Vec<_>>() {
+        consumer.await??;
+    }
+    let made = made.lock().expect("no consumer panics").clone();
+    Ok(made)
+}
+
+async fn consume(hapax: Hapax, name: QueueName, number: usize, made: Made) -> anyhow::Result<()> {
+    let queue = hapax.queue::<Payment>(name.as_str())?;
+    loop {
+        let consumer = Some(format!("consumer-{number}"));
+        let receive = Receive { consumer, wait_ms: Some(0), ..Receive::default() };
+        let Some(received) = queue.receive(receive).await?.pop() else {
+            let stats = hapax.store().stats(&name).await?;
+            if stats.ready + stats.delayed + stats.in_flight == 0 {
+                return Ok(());
+            }
+            tokio::time::sleep(QUICK).await;
+            continue;
+        };
+        tokio::time::sleep(if fastrand::u32(..3) == 0 { SLOW } else { QUICK }).await;
+        *made.lock().expect("no consumer panics").entry(received.delivery().id).or_default() += 1;
+        // Too late for some: another consumer has the payment, and will make it again.
+        let _ = received.ack().await;
+    }
+}
