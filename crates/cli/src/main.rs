@@ -18,8 +18,8 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use hapax::{AdminError, StoreError};
 
 use crate::command::{
-    backup, bench, copy, dead, doctor, ledger, migrate, outbox, parked, proxy, queue, receive, relay, send,
-    transfer, verify, work,
+    backup, bench, copy, dead, doctor, ledger, message, migrate, outbox, parked, proxy, queue, receive,
+    relay, send, top, transfer, verify, work,
 };
 use crate::config_file::Problems;
 
@@ -81,6 +81,12 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
     Parked(parked::ParkedArgs),
     /// Shows and resolves the ledger's entries: claimed keys, their outcomes, and those in doubt.
     Ledger(ledger::LedgerArgs),
+    /// Shows what happened to a message.
+    Message(message::MessageArgs),
+    /// Explains why a message ran twice, or why it did not.
+    Why(message::WhyArgs),
+    /// Shows queues, one queue and advice, live.
+    Top(top::TopArgs),
     /// Publishes the messages of an outbox, which business transactions have written.
     Relay(Box<relay::RelayArgs>),
     /// Shows an outbox, and retries or skips messages that a sink has refused.
@@ -211,6 +217,9 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Dead(args) => dead::run(args).await,
         Command::Parked(args) => parked::run(args).await,
         Command::Ledger(args) => ledger::run(args).await,
+        Command::Message(args) => message::run(args).await,
+        Command::Why(args) => message::why(args).await,
+        Command::Top(args) => top::run(args).await,
         Command::Relay(args) => relay::run(*args).await,
         Command::Outbox(args) => outbox::run(args).await,
         Command::Backup(args) => backup::backup(args).await,

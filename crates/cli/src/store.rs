@@ -12,6 +12,8 @@ use hapax::embedded::Embedded;
 use hapax::postgres::PostgresStore;
 use hapax::redis::RedisStore;
 use hapax::{embedded, postgres, redis};
+use hapax_observe::trace::Tracer;
+use hapax_observe::{ObservedStore, Observer};
 use hapax_server::native::{Backup, Backups};
 
 /// The file that identifies a folder as an embedded store.
@@ -29,11 +31,14 @@ pub struct StoreOptions {
     pub embedded: embedded::Options,
     pub postgres: postgres::Options,
     pub redis: redis::Options,
+    /// Makes spans of sampled messages.
+    pub tracer: Option<Arc<Tracer>>,
 }
 
 /// A store opened by URL, with what only the embedded one can do kept at hand.
 pub struct Store {
     admin: SharedStore,
+    observer: Arc<Observer>,
     embedded: Option<Arc<Embedded>>,
     postgres: Option<PostgresStore>,
     place: String,
@@ -56,32 +61,52 @@ impl Store {
     /// Opens the store of a URL.
     pub async fn open(url: &str, options: StoreOptions) -> anyhow::Result<Self> {
         match url.parse()? {
-            StoreUrl::Embedded(path) => Self::open_embedded(&path, options.embedded).await,
+            StoreUrl::Embedded(path) => Self::open_embedded(&path, options).await,
             named @ StoreUrl::Postgres(_) => {
                 let opened = PostgresStore::open(url, options.postgres).await;
                 let place = named.to_string();
                 let store = opened.with_context(|| place.clone())?;
-                Ok(Self { admin: Arc::new(store.clone()), embedded: None, postgres: Some(store), place })
+                Ok(Self {
+                    postgres: Some(store.clone()),
+                    ..Self::observed(Arc::new(store), place, options.tracer)
+                })
             }
             named @ StoreUrl::Redis(_) => {
                 let opened = RedisStore::open(url, options.redis).await;
                 let place = named.to_string();
                 let store = opened.map_err(hapax::OpenError::from).with_context(|| place.clone())?;
-                Ok(Self { admin: Arc::new(store), embedded: None, postgres: None, place })
+                Ok(Self::observed(Arc::new(store), place, options.tracer))
             }
             named => {
                 let admin = hapax::Hapax::open(url).await?.store().clone();
-                Ok(Self { admin, embedded: None, postgres: None, place: named.to_string() })
+                Ok(Self {
+                    admin,
+                    observer: Arc::default(),
+                    embedded: None,
+                    postgres: None,
+                    place: named.to_string(),
+                })
             }
         }
     }
 
-    async fn open_embedded(path: &Path, options: embedded::Options) -> anyhow::Result<Self> {
+    /// A store whose calls are observed.
+    fn observed(store: SharedStore, place: String, tracer: Option<Arc<Tracer>>) -> Self {
+        let mut store = ObservedStore::new(store);
+        if let Some(tracer) = tracer {
+            store = store.traced(tracer);
+        }
+        let observer = store.observer().clone();
+        Self { admin: Arc::new(store), observer, embedded: None, postgres: None, place }
+    }
+
+    async fn open_embedded(path: &Path, options: StoreOptions) -> anyhow::Result<Self> {
         let folder = std::path::absolute(path).with_context(|| path.display().to_string())?;
         let place = folder.display().to_string();
-        let opened = tokio::task::spawn_blocking(move || Embedded::open(folder, options)).await??;
+        let tracer = options.tracer.clone();
+        let opened = tokio::task::spawn_blocking(move || Embedded::open(folder, options.embedded)).await??;
         let embedded = Arc::new(opened);
-        Ok(Self { admin: embedded.clone(), embedded: Some(embedded), postgres: None, place })
+        Ok(Self { embedded: Some(embedded.clone()), ..Self::observed(embedded, place, tracer) })
     }
 
     /// Opens the store of a URL; fails if it does not exist.
@@ -98,6 +123,11 @@ impl Store {
     /// The store's seams.
     pub fn admin(&self) -> &SharedStore {
         &self.admin
+    }
+
+    /// What this process has seen of the store.
+    pub fn observer(&self) -> &Arc<Observer> {
+        &self.observer
     }
 
     /// The outbox in the same database, if it has one.

@@ -86,20 +86,25 @@ fn leases_that_ran_out_are_counted() {
     let server = Server::start();
     server.run(&["queue", "create", "jobs", "--retry-base", "0", "--dead-letters"]).ok();
     server.run(&["send", "jobs", "slow"]).ok();
-    for _ in 0..10 {
+    server.run(&["send", "jobs", "slow"]).ok();
+    for _ in 0..20 {
         assert!(server.run(&["receive", "jobs", "--lease", "0", "--wait", "5s"]).ok().contains("slow"));
     }
     // The last lease runs out by itself.
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
     let json = loop {
         let json = server.run(&["doctor", "--json"]).json();
-        if codes(&json["queues"][0]) == ["leases-expire"] {
+        if codes(&json["queues"][0]).contains(&"leases-expire") {
             break json;
         }
         assert!(std::time::Instant::now() < deadline, "{json}");
     };
     let message = json["queues"][0]["findings"][0]["message"].as_str().unwrap();
-    assert!(message.starts_with("100.0% of deliveries expired (10 of 10)"), "{message}");
+    // The last lease of each message is not followed by a delivery.
+    assert!(
+        message.starts_with("90.0% of deliveries were repeated because their lease ran out (18 of 20"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -312,7 +317,7 @@ fn a_dead_letter_queue_of_another_key_is_not_called_missing() {
 fn an_outage_is_not_reported_as_not_allowed() {
     let server = Server::start();
     server.run(&["queue", "create", "jobs"]).ok();
-    let endpoint = relay(&server, |line| line.contains("/stats"));
+    let endpoint = relay(&server, |line| line.contains("/stats") || line.contains("/advice"));
     let done = run(&server.folder, &["doctor", "--endpoint", &endpoint]);
     let expected = "queue jobs\tat-least-once\tnothing found\tcould not look at: its counters (";
     assert!(done.stdout.contains(expected) && done.stdout.contains("overloaded"), "{done:?}");

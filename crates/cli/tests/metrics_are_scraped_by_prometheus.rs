@@ -74,6 +74,7 @@ fn files_name_real_metrics() {
         hapax_http::Counters::table(),
         hapax::relay::RelayCounts::table(),
         hapax::relay::RouteStatus::table(),
+        hapax_observe::figures::DeliveryFigures::table(),
     ];
     let mut known: BTreeSet<&str> = declared.concat().iter().map(|metric: &&Metric| metric.name).collect();
     let server = Server::start();

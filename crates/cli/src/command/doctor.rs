@@ -14,6 +14,7 @@ use hapax::embedded::{self, Environment};
 use hapax::redis::RedisStore;
 use hapax::{StoreUrl, without_secrets};
 use hapax_client::wire::ServerStatus;
+use hapax_observe::advice::{self, Advice, Known};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -21,7 +22,7 @@ use crate::output::{Output, cells, note};
 use crate::remote::Remote;
 use crate::store::{Store, StoreOptions};
 use crate::text::{escape, parse_ms, show_bytes, show_time, word};
-use crate::tier::{self, DeadQueue, UNKNOWN_HERE};
+use crate::tier::UNKNOWN_HERE;
 use crate::usage;
 
 /// Checks the guarantees of queues against the features of their store, and suggests remedies.
@@ -145,6 +146,7 @@ async fn examine_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyh
     let client = remote.client().await?;
     let ServerStatus { version: theirs, status, withheld, .. } = client.server_status().await?;
     let place = client.endpoint().to_owned();
+    let advised = client.advice(producer_retry_ms).await;
     let store: SharedStore = Arc::new(client);
     let ours = env!("CARGO_PKG_VERSION");
     let mut section = StoreSection {
@@ -156,14 +158,25 @@ async fn examine_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyh
         status_withheld: withheld,
         ..StoreSection::default()
     };
-    section.add(check_store(&StoreFacts { status, versions: Some((ours.to_owned(), theirs)) }));
+    let versions = StoreFacts { versions: Some((ours.to_owned(), theirs)), ..StoreFacts::default() };
+    section.add(check_store(&versions));
+    // A key that may not see all of it, and a server that is too old to observe, leave it to this program.
+    let advice = advised.ok().filter(|_| !withheld);
+    match &advice {
+        Some(advice) => section.add(advice.of_whole()),
+        None => section.add(check_store(&StoreFacts { status, ..StoreFacts::default() })),
+    }
     match store.examine().await {
         Ok(examination) => section.examined(examination),
         // A key without this right still gets the report about its queues.
         Err(error) => section.not_examined = Some(error.to_string()),
     }
-    let queues = queues(store.as_ref(), producer_retry_ms).await?;
+    let queues = queues(store.as_ref(), advice.as_ref(), producer_retry_ms).await?;
     Ok(DoctorReport { store: section, queues, ..DoctorReport::default() })
+}
+
+async fn store_facts(store: &Store) -> Result<StoreFacts, StoreError> {
+    advice::store_facts(store.admin().as_ref(), &Known::default()).await
 }
 
 async fn examine_database(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<DoctorReport> {
@@ -176,9 +189,9 @@ async fn examine_database(url: &str, producer_retry_ms: Option<u64>) -> anyhow::
         messages: Some(status.messages),
         ..StoreSection::default()
     };
-    section.add(check_store(&StoreFacts { status, versions: None }));
+    section.add(check_store(&store_facts(&store).await?));
     section.examined(store.admin().examine().await?);
-    let queues = queues(store.admin().as_ref(), producer_retry_ms).await?;
+    let queues = queues(store.admin().as_ref(), None, producer_retry_ms).await?;
     store.close().await;
     Ok(DoctorReport { store: section, queues, ..DoctorReport::default() })
 }
@@ -197,8 +210,8 @@ async fn examine_redis(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Res
         Ok(store) => {
             let status = store.admin().status().await?;
             report.store.messages = Some(status.messages);
-            report.store.add(check_store(&StoreFacts { status, versions: None }));
-            report.queues = queues(store.admin().as_ref(), producer_retry_ms).await?;
+            report.store.add(check_store(&store_facts(&store).await?));
+            report.queues = queues(store.admin().as_ref(), None, producer_retry_ms).await?;
             store.close().await;
         }
         // The examination has said why.
@@ -228,8 +241,8 @@ async fn examine_folder(
         Ok(store) => {
             let status = store.admin().status().await?;
             report.store.messages = Some(status.messages);
-            report.store.add(check_store(&StoreFacts { status, versions: None }));
-            report.queues = queues(store.admin().as_ref(), producer_retry_ms).await?;
+            report.store.add(check_store(&store_facts(&store).await?));
+            report.queues = queues(store.admin().as_ref(), None, producer_retry_ms).await?;
             store.admin().close().await?;
         }
         Err(error) => match error.downcast_ref::<embedded::OpenError>() {
@@ -253,37 +266,28 @@ async fn examine_folder(
     Ok(report)
 }
 
-async fn queues(store: &dyn AllSeams, producer_retry_ms: Option<u64>) -> anyhow::Result<Vec<QueueSection>> {
-    let infos = store.queues().await?;
+/// The findings about each queue. Where `advice` is not given, as far as they can be told from here.
+async fn queues(
+    store: &dyn AllSeams,
+    advice: Option<&Advice>,
+    producer_retry_ms: Option<u64>,
+) -> anyhow::Result<Vec<QueueSection>> {
+    let known = Known { producer_retry_ms, ..Known::default() };
     let mut sections = Vec::new();
-    for info in &infos {
-        let mut not_seen = Vec::new();
-        let totals = match store.stats(&info.name).await {
-            Ok(stats) => Some(stats.totals),
-            // It was deleted meanwhile.
-            Err(StoreError::NoSuchQueue(_)) => None,
-            Err(error) => {
-                not_seen.push(not_seen_text("its counters", &error));
-                None
-            }
+    for info in store.queues().await? {
+        let (findings, not_seen) = match advice {
+            Some(advice) => advice.of_queue(&info.name),
+            None => advice::of_queue(store, &known, &info).await,
         };
-        let dead = DeadQueue::of(store, &info.config).await.unwrap_or_else(|(queue, error)| {
-            not_seen.push(not_seen_text(&format!("its dead-letter queue {queue}"), &error));
-            DeadQueue::default()
+        let findings = findings.into_iter().map(FindingItem::from).collect();
+        sections.push(QueueSection {
+            name: info.name.to_string(),
+            tier: info.config.tier,
+            findings,
+            not_seen,
         });
-        let found = tier::findings(store, &info.config, dead, totals, producer_retry_ms);
-        let findings = found.into_iter().map(FindingItem::from).collect();
-        let (name, tier) = (info.name.to_string(), info.config.tier);
-        sections.push(QueueSection { name, tier, findings, not_seen });
     }
     Ok(sections)
-}
-
-/// What could not be looked at, and why. A server's refusal of this key arrives as `Invalid`.
-fn not_seen_text(what: &str, error: &StoreError) -> String {
-    let why =
-        if matches!(error, StoreError::Invalid(_)) { "not allowed to see" } else { "could not look at" };
-    format!("{why}: {what} ({error})")
 }
 
 impl QueueSection {

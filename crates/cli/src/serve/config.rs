@@ -3,13 +3,16 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use hapax::embedded::{Options, StoreQuota};
 use hapax::relay::RelayConfig;
 use hapax::{AdminError, QueueConfig, QueueName, StoreUrl, postgres, redis, without_secrets};
+use hapax_client::otlp::{Exporter, OtlpEndpoint};
 use hapax_http::proxy::ProxyConfig;
+use hapax_observe::trace::Tracer;
 use hapax_server::config::{AuthConfig, KeyConfig, LimitsConfig, SqsConfig, TlsConfig};
 use hapax_server::{ServerConfig, ServerError};
 use serde::de::value::MapAccessDeserializer;
@@ -34,6 +37,8 @@ pub struct Config {
     pub store: StoreConfig,
     /// Level and format of the logs.
     pub log: LogConfig,
+    /// Where traces go.
+    pub trace: TraceConfig,
     /// The certificate.
     pub tls: Option<TlsConfig>,
     /// Keys and their rights.
@@ -61,6 +66,7 @@ impl Default for Config {
             listen,
             store,
             log,
+            trace: TraceConfig::default(),
             tls,
             auth,
             limits,
@@ -115,6 +121,7 @@ impl StoreConfig {
             embedded: self.embedded.options(),
             postgres: self.postgres.options(),
             redis: self.redis.options(),
+            tracer: None,
         }
     }
 
@@ -328,6 +335,44 @@ pub struct LogConfig {
     pub level: String,
 }
 
+/// Traces of messages, to an OpenTelemetry collector.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TraceConfig {
+    /// The collector's address for OTLP over HTTP, as `http://127.0.0.1:4318`. Default none: no traces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// Of a thousand messages that come without a context, how many are traced: 0 to 1,000. Default 10.
+    pub sampled_per_mille: u16,
+}
+
+impl Default for TraceConfig {
+    fn default() -> Self {
+        Self { endpoint: None, sampled_per_mille: 10 }
+    }
+}
+
+impl TraceConfig {
+    fn problems(&self) -> Vec<Problem> {
+        let mut found = Vec::new();
+        if self.sampled_per_mille > 1_000 {
+            let problem = format!("trace.sampled_per_mille: {} is more than 1000", self.sampled_per_mille);
+            found.push(Problem::at("trace.sampled_per_mille", problem));
+        }
+        if let Some(Err(error)) = self.endpoint.as_deref().map(|url| OtlpEndpoint::new(url, "hapax")) {
+            found.push(Problem::at("trace.endpoint", format!("trace.endpoint: {error}")));
+        }
+        found
+    }
+
+    /// The tracer, if traces are wanted, and its exporter.
+    pub fn tracer(&self, service: &str) -> anyhow::Result<Option<(Arc<Tracer>, Exporter)>> {
+        let Some(endpoint) = &self.endpoint else { return Ok(None) };
+        let collector = OtlpEndpoint::new(endpoint, service)?;
+        Ok(Some(collector.trace(f64::from(self.sampled_per_mille) / 1_000.0)))
+    }
+}
+
 impl Default for LogConfig {
     fn default() -> Self {
         Self { format: LogFormat::Text, level: "info".to_owned() }
@@ -480,6 +525,7 @@ impl Config {
         let mut found = Vec::new();
         found.extend(self.store.problems());
         found.extend(level_problem(&self.log));
+        found.extend(self.trace.problems());
         found.extend(redacted_problems(&self.auth.keys, "auth.keys"));
         found.extend(queue_problems(&self.queue));
         found.extend(proxy_problems(&self.proxy));

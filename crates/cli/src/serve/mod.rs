@@ -13,6 +13,7 @@ use hapax::core::QueueInfo;
 use hapax::core::store::SharedStore;
 use hapax::relay::Relay;
 use hapax::{AdminError, QueueName};
+use hapax_client::otlp::Exporter;
 use hapax_http::Tenant;
 use hapax_http::proxy::{Proxy, ProxyConfig};
 use hapax_server::Server;
@@ -26,7 +27,7 @@ pub use self::signals::Signals;
 
 use self::banner::Banner;
 use self::config::{Config, DeclaredQueue};
-use crate::store::Store;
+use crate::store::{Store, StoreOptions};
 use crate::tier;
 
 /// Serves until SIGTERM or SIGINT.
@@ -40,7 +41,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     hapax_net::files::raise_file_limit();
     let mut signals = Signals::new()?;
     let starting = start(&config);
-    let StartedServer { store, server, listeners, proxies, relays } = tokio::select! {
+    let StartedServer { store, exporter, server, listeners, proxies, relays } = tokio::select! {
         started = starting => started?,
         () = signals.next() => return Ok(()),
     };
@@ -57,12 +58,17 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     proxies.join_all().await;
     relays.join_all().await;
     store.close().await;
+    if let Some(exporter) = exporter {
+        exporter.finish().await;
+    }
     tracing::info!("stopped");
     Ok(())
 }
 
 struct StartedServer {
     store: Store,
+    /// Exports traces, if they are wanted.
+    exporter: Option<Exporter>,
     server: Server,
     listeners: Vec<TcpListener>,
     proxies: Vec<(Proxy, TcpListener)>,
@@ -70,13 +76,15 @@ struct StartedServer {
 }
 
 async fn start(config: &Config) -> anyhow::Result<StartedServer> {
-    let store = Store::open(&config.store.url, config.store.options()).await?;
+    let (tracer, exporter) = config.trace.tracer("hapax")?.unzip();
+    let store = Store::open(&config.store.url, StoreOptions { tracer, ..config.store.options() }).await?;
     let first_start = store.admin().queues().await?.is_empty();
     declare(&store, &config.queue).await?;
     let server = Server::new(config.server(), store.admin().clone())?;
     let backup_folder = config.store.embedded.backup_folder.as_deref();
     let backups = store.backups(backup_folder, "store.embedded.backup_folder")?;
     let native = Native::new(store.admin().clone(), server.shutdown(), backups);
+    native.observe(store.observer());
     let mut server = server.with_router(native.router(), &[]);
     let listeners = server.bind().await?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
@@ -111,7 +119,7 @@ async fn start(config: &Config) -> anyhow::Result<StartedServer> {
     for address in &addresses {
         tracing::info!(%address, store = store.location(), messages = status.messages, "listening");
     }
-    Ok(StartedServer { store, server, listeners, proxies, relays })
+    Ok(StartedServer { store, exporter, server, listeners, proxies, relays })
 }
 
 /// How a client on this machine reaches an address.

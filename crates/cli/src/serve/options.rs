@@ -40,6 +40,12 @@ pub struct ServeArgs {
     /// Log level: error, warn, info, debug, trace; or by module: info,hapax_server=debug [default: info].
     #[arg(long, value_name = "LEVEL", env = "HAPAX_LOG_LEVEL")]
     log_level: Option<String>,
+    /// Sends traces to this OpenTelemetry collector, OTLP over HTTP: http://127.0.0.1:4318 [default: no traces].
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    otlp: Option<String>,
+    /// Traces this many of a thousand messages that come without a trace context [default: 10].
+    #[arg(long, value_name = "N", env = "HAPAX_TRACES_PER_MILLE")]
+    traces_per_mille: Option<u16>,
     #[command(flatten)]
     access: AccessArgs,
     #[command(flatten)]
@@ -220,6 +226,8 @@ impl ServeArgs {
         set_list(&mut config.listen, self.listen);
         set(&mut config.log.format, self.log_format);
         set(&mut config.log.level, self.log_level);
+        set_some(&mut config.trace.endpoint, self.otlp);
+        set(&mut config.trace.sampled_per_mille, self.traces_per_mille);
         self.access.apply_to(&mut config);
         self.limits.apply_to(&mut config);
         self.postgres.apply_to(&mut config);

@@ -113,9 +113,12 @@ impl AdminConfig {
         }
         if let AdminListen::At(address) = self.listen {
             if !is_store(ledger) {
-                let problem = "admin.listen: the ledger is kept by a server (--ledger), whose own address is for operators; \
-                               leave admin.listen out, or use embedded:PATH, postgres://HOST/DATABASE or redis://HOST as the ledger";
-                found.push(Problem::at("admin.listen", problem));
+                // The server that keeps the ledger has an address for its operators; what is left here are counters.
+                if !address.ip().is_loopback() || !self.keys.is_empty() || self.tls.is_some() {
+                    let problem = "admin.listen: the ledger is kept by a server (--ledger), whose own address is for operators; here \
+                                   /metrics and /readyz are shown, on loopback alone, without admin.keys and admin.tls";
+                    found.push(Problem::at("admin.listen", problem));
+                }
             } else if !address.ip().is_loopback() && self.keys.is_empty() {
                 let problem = format!(
                     "refusing to listen on {address} for operators without keys: anyone who reaches it could read responses \
@@ -176,6 +179,14 @@ impl AdminConfig {
         bound.map(Some).context("the admin listener (--admin-listen ADDR, or none)")
     }
 
+    /// The address for the counters of proxies whose ledger is a server.
+    pub fn counters_address(&self) -> Option<SocketAddr> {
+        match self.listen {
+            AdminListen::At(address) => Some(address),
+            AdminListen::Auto | AdminListen::None => None,
+        }
+    }
+
     async fn bind_to(
         &self,
         address: SocketAddr,
@@ -184,6 +195,7 @@ impl AdminConfig {
     ) -> Result<AdminServer, ServerError> {
         let (server, native) =
             Server::for_operators(self.server(address), store.admin().clone(), backups.cloned())?;
+        native.observe(store.observer());
         let listeners = server.bind().await?;
         let address = listeners.first().and_then(|listener| listener.local_addr().ok()).unwrap_or(address);
         Ok(AdminServer { server, native, listeners, url: url_of(address, self.tls.is_some()) })

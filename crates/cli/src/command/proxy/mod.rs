@@ -14,6 +14,7 @@ use hapax::core::store::SharedStore;
 use hapax::{embedded, without_secrets};
 use hapax_http::proxy::{HostPolicy, Proxy, ProxyConfig, TlsFiles};
 use hapax_http::{OnOutage, Statuses, Tenant};
+use hapax_server::process::{ProcessPage, store_readiness};
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::net::TcpListener;
 
@@ -326,18 +327,21 @@ pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
     logs::start(&config.log)?;
     hapax_net::files::raise_file_limit();
     let mut signals = Signals::new()?;
-    let StartedProxies { store, admin, proxies } = tokio::select! {
+    let StartedProxies { store, admin, counters, proxies } = tokio::select! {
         started = start(&config) => started?,
         () = signals.next() => return Ok(()),
     };
     let (begin, stop) = tokio::sync::watch::channel(false);
     let running = run_proxies(proxies, &stop);
     let (end_admin, admin_ends) = tokio::sync::oneshot::channel::<()>();
-    let admin = admin.map(|admin| {
-        tokio::spawn(admin.run(async {
-            let _ = admin_ends.await;
-        }))
-    });
+    let admin_ends = async {
+        let _ = admin_ends.await;
+    };
+    let admin = match (admin, counters) {
+        (Some(admin), _) => Some(tokio::spawn(admin.run(admin_ends))),
+        (None, Some((page, listener))) => Some(tokio::spawn(page.run(listener, false, admin_ends))),
+        (None, None) => None,
+    };
     signals.shutdown().await;
     begin.send_replace(true);
     running.join_all().await;
@@ -356,6 +360,8 @@ struct StartedProxies {
     /// The ledger, if it is a store that this process has opened.
     store: Option<Store>,
     admin: Option<AdminServer>,
+    /// The listener for counters alone, where the ledger is a server.
+    counters: Option<(ProcessPage, TcpListener)>,
     proxies: Vec<(Proxy, TcpListener)>,
 }
 
@@ -373,6 +379,10 @@ async fn start(config: &Config) -> anyhow::Result<StartedProxies> {
     if let Some(admin) = &admin {
         show_metrics(admin.native(), &proxies);
     }
+    let counters = match config.admin.counters_address().filter(|_| store.is_none()) {
+        Some(address) => Some((counters_page(&proxies, &ledger), ProcessPage::bind(address, false).await?)),
+        None => None,
+    };
     let mut text = format!("Hapax {} is ready\n", env!("CARGO_PKG_VERSION"));
     for (proxy, listener) in &proxies {
         text += &proxy_line(proxy, listener)?;
@@ -392,7 +402,24 @@ async fn start(config: &Config) -> anyhow::Result<StartedProxies> {
         // Standard output is closed: no reason not to serve.
         tracing::debug!("standard output: {error:#}");
     }
-    Ok(StartedProxies { store, admin, proxies })
+    if let Some((_, listener)) = &counters {
+        let address = listener.local_addr()?;
+        let _ = output::raw(&format!("  Metrics http://{address}/metrics\n"));
+    }
+    Ok(StartedProxies { store, admin, counters, proxies })
+}
+
+/// The counters of proxies whose ledger is a server. They are ready while that server is.
+fn counters_page(proxies: &[(Proxy, TcpListener)], ledger: &SharedStore) -> ProcessPage {
+    let layers: Vec<_> = proxies.iter().map(|(proxy, _)| proxy.layer()).collect();
+    let ledger = ledger.clone();
+    ProcessPage::new(
+        move || layers.iter().flat_map(|layer| layer.samples()).collect(),
+        move || {
+            let ledger = ledger.clone();
+            Box::pin(async move { store_readiness(ledger.as_ref()).await })
+        },
+    )
 }
 
 /// Says what is to be known about a store that this process has opened; returns where it is.

@@ -9,6 +9,7 @@ mod watchdog;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,10 +20,15 @@ use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use hapax::core::Json;
 use hapax::core::ledger::OUTCOME_BYTES_MAX;
+use hapax::core::store::SharedStore;
 use hapax::worker::StopWhen;
-use hapax::{Cx, HandlerOutcome, OnDoubt, OnError, QueueName, Receipt, Tier, Worker, WorkerBuilder};
+use hapax::{
+    Cx, HandlerOutcome, OnDoubt, OnError, QueueName, Receipt, Settlement, Tier, Worker, WorkerBuilder,
+};
+use hapax_client::otlp::OtlpEndpoint;
+use hapax_server::process::{ProcessPage, Readiness, store_readiness};
 use serde::{Serialize, Serializer};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tracing_subscriber::filter::LevelFilter;
 
 use self::process::{CapturedOutput, CommandResult, CommandRunner, HaltState, StopReason};
@@ -48,6 +54,7 @@ const SETTLE_MARGIN: Duration = Duration::from_secs(3);
 Examples:
   hapax work emails -- ./send-email.sh
   hapax work payments --tier effectively-once --on-doubt park --concurrency 4 -- python3 pay.py
+  hapax work emails --metrics 127.0.0.1:9400 -- ./send-email.sh
   hapax work nightly --until-empty --json -- sh -c 'jq -r .path | xargs rm -f'
 
 The body is the command's standard input. What the command says by its exit code:
@@ -119,6 +126,16 @@ pub struct WorkArgs {
     /// How long to wait for running commands at the end; after it they get SIGTERM.
     #[arg(long, default_value = "30s", value_name = "TIME", value_parser = parse_ms)]
     drain: u64,
+    /// Shows counters at http://ADDR/metrics, and at /readyz whether work can be received: port 0 takes a free one. Only a loopback
+    /// address, unless --metrics-insecure.
+    #[arg(long, value_name = "ADDR")]
+    metrics: Option<SocketAddr>,
+    /// Shows counters on an address beyond loopback, too: whoever reaches it sees the queue's name and numbers.
+    #[arg(long, requires = "metrics")]
+    metrics_insecure: bool,
+    /// Sends the spans of traced messages to this OpenTelemetry collector, OTLP over HTTP.
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    otlp: Option<String>,
     /// Time between SIGTERM and SIGKILL for a command.
     #[arg(long, default_value = "5s", value_name = "TIME", value_parser = parse_ms)]
     kill_after: u64,
@@ -290,6 +307,7 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
     let _ = logs.with_ansi(std::io::stderr().is_terminal()).try_init();
 
     let store = args.remote.connect().await?;
+    let store_seen = store.clone();
     let begun = Instant::now();
     let watchdog = Arc::new(Watchdog::start().context("the watchdog of the commands cannot be started")?);
     let (halt, halted) = watch::channel(HaltState::Running);
@@ -320,13 +338,29 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
             async move { commands.run(body, &cx).await }
         }
     };
+    // What comes without a context is sampled by the server.
+    let traced = args.otlp.as_deref().map(|url| OtlpEndpoint::new(url, "hapax-work")).transpose()?;
+    let (tracer, exporter) = traced.map(|collector| collector.trace(0.0)).unzip();
+    let traced_queue = args.queue.to_string();
     let (reporter, ended) = (Reporter::new(args.remote.output()), commands.clone());
     let builder = Worker::builder(store, args.queue.clone()).raw_handler(handler).on_settled(move |end| {
         let words = lock(&ended.words).remove(&end.delivery.receipt);
+        if let Some(tracer) = tracer.as_ref().filter(|_| end.ran) {
+            tracer.handled(
+                &traced_queue,
+                end.delivery,
+                end.held,
+                end.error.as_deref().or(failure(end.settlement)),
+            );
+        }
         reporter.print(end, words.as_deref().unwrap_or_default());
     });
     let worker = settings(builder, &args).drain(drain + grace + SETTLE_MARGIN).build().await?;
 
+    let metrics = match args.metrics {
+        Some(address) => Some(show_metrics(&worker, store_seen, address, &args).await?),
+        None => None,
+    };
     let stop = Notify::new();
     let watching = async {
         tokio::select! {
@@ -348,6 +382,10 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
         report = worker.run(stop.notified()) => report?,
         () = watching => unreachable!("it watches until the worker has ended"),
     };
+    drop(metrics);
+    if let Some(exporter) = exporter {
+        exporter.finish().await;
+    }
     note(&summary(&report.counts, begun.elapsed()));
     if let Some(problem) = lock(&commands.fatal).take() {
         bail!("{problem}; what was received for it is put back");
@@ -357,6 +395,48 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
         bail!("{left} deliveries could not be finished; they return when their leases run out");
     }
     Ok(())
+}
+
+/// Why a run failed, if it did.
+fn failure(settlement: &Settlement) -> Option<&str> {
+    match settlement {
+        Settlement::Retry { error, .. } => Some(error.as_deref().unwrap_or("retry")),
+        Settlement::Reject { reason } | Settlement::Park { reason } => Some(reason),
+        Settlement::Ack | Settlement::Defer { .. } => None,
+    }
+}
+
+/// Serves the worker's counters until the returned sender is dropped.
+async fn show_metrics(
+    worker: &Worker,
+    store: SharedStore,
+    address: SocketAddr,
+    args: &WorkArgs,
+) -> anyhow::Result<oneshot::Sender<()>> {
+    let insecure = args.metrics_insecure;
+    let listener = ProcessPage::bind(address, insecure).await.context("--metrics")?;
+    note(&format!("metrics at http://{}/metrics", listener.local_addr()?));
+    let (watch, queue) = (worker.watch(), args.queue.clone());
+    let ready = move || -> Readiness {
+        let (store, queue) = (store.clone(), queue.clone());
+        Box::pin(async move { worker_readiness(&store, &queue).await })
+    };
+    let (end, ended) = oneshot::channel();
+    let page = ProcessPage::new(move || watch.samples(), ready);
+    tokio::spawn(page.run(listener, insecure, async {
+        let _ = ended.await;
+    }));
+    Ok(end)
+}
+
+/// Work can be received: the store answers and hands out messages, and the queue is there and not paused.
+async fn worker_readiness(store: &SharedStore, queue: &QueueName) -> Result<(), String> {
+    store_readiness(store.as_ref()).await?;
+    match store.queue(queue).await {
+        Ok(info) if info.paused.is_some() => Err(format!("queue {queue} is paused")),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn settings(builder: WorkerBuilder, args: &WorkArgs) -> WorkerBuilder {

@@ -1,0 +1,90 @@
+//! What `hapax top` reads.
+
+use hapax::core::policy::tier::ObservedQueue;
+use hapax::core::store::SharedStore;
+use hapax::core::{LedgerStats, QueueStats, StoreError, Tier};
+use hapax_client::Client;
+use hapax_observe::advice::{self, Advice, Known};
+use serde::Serialize;
+
+use crate::remote::Remote;
+
+/// Queues that are shown; a store may have many more.
+const QUEUES_MAX: usize = 200;
+
+/// Everything at one moment.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct Snapshot {
+    pub at_ms: u64,
+    pub place: String,
+    pub queues: Vec<QueueRow>,
+    /// Queues that are not shown.
+    pub more: usize,
+    /// `None`: this key may not see it.
+    pub ledger: Option<LedgerStats>,
+    pub advice: Advice,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct QueueRow {
+    pub name: String,
+    pub tier: Tier,
+    pub lease_ms: u64,
+    pub paused: bool,
+    pub stats: QueueStats,
+    /// The latest minutes, as the server saw them.
+    pub seen: ObservedQueue,
+}
+
+/// A server, or a store that is read directly: then nothing is observed.
+pub(super) struct Reader {
+    client: Option<Client>,
+    store: SharedStore,
+    place: String,
+}
+
+impl Reader {
+    pub async fn connect(remote: &Remote) -> anyhow::Result<Self> {
+        if remote.is_store() {
+            let place = hapax::without_secrets(&remote.endpoint);
+            return Ok(Self { client: None, store: remote.connect().await?, place });
+        }
+        let client = remote.client().await?;
+        let place = client.endpoint().to_owned();
+        Ok(Self { store: std::sync::Arc::new(client.clone()), client: Some(client), place })
+    }
+
+    pub async fn read(&self) -> anyhow::Result<Snapshot> {
+        let all = self.store.queues().await?;
+        let more = all.len().saturating_sub(QUEUES_MAX);
+        let mut queues = Vec::new();
+        for info in all.into_iter().take(QUEUES_MAX) {
+            let stats = match self.store.stats(&info.name).await {
+                Ok(stats) => stats,
+                Err(StoreError::NoSuchQueue(_)) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let seen = match &self.client {
+                // A key that may not see it sees the rest.
+                Some(client) => client.observed(&info.name).await.unwrap_or_default(),
+                None => ObservedQueue::default(),
+            };
+            queues.push(QueueRow {
+                name: info.name.to_string(),
+                tier: info.config.tier,
+                lease_ms: info.config.lease_ms,
+                paused: info.paused.is_some(),
+                stats,
+                seen,
+            });
+        }
+        let ledger = self.store.ledger_stats().await.ok();
+        let advice = match &self.client {
+            Some(client) => client.advice(None).await.unwrap_or_default(),
+            None => advice::of_store(self.store.as_ref(), &Known::default(), true).await?,
+        };
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        Ok(Snapshot { at_ms, place: self.place.clone(), queues, more, ledger, advice })
+    }
+}
