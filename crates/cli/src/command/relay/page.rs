@@ -3,25 +3,12 @@
 use std::net::SocketAddr;
 
 use anyhow::Context as _;
-use hapax::core::metrics;
 use hapax::relay::RelayWatch;
-use hapax_net::body::Body;
-use hapax_net::connection::{Peer, Request, RequestHandler};
-use hapax_net::guard::BrowserGuard;
-use hapax_net::listen::{Limits, Runtime};
-use hapax_net::problem;
-use hapax_net::tracker::RequestGuard;
-use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{Response, StatusCode};
-use std::sync::Arc;
+use hapax_server::process::ProcessPage;
 use tokio::net::TcpListener;
 
 use crate::output::raw;
 use crate::serve::url_of;
-
-/// Prometheus, a probe and an operator.
-const CONNECTIONS_MAX: usize = 64;
-const TEXT: &str = "text/plain; charset=utf-8";
 
 /// The listener, bound.
 pub struct Page {
@@ -44,54 +31,11 @@ impl Page {
 
     /// Answers until `shutdown` resolves.
     pub async fn run(self, watch: RelayWatch, shutdown: impl Future<Output = ()>) {
-        let limits = Limits { connections_max: CONNECTIONS_MAX, ..Limits::default() };
-        let guard = BrowserGuard { allowed_hosts: Vec::new(), has_keys: false, insecure: self.insecure };
-        let shown = Arc::new(Shown { watch, guard });
-        let new_handler = move |peer| Connection { shown: shown.clone(), peer };
-        Runtime::new(limits, None).run(vec![self.listener], new_handler, shutdown).await;
-    }
-}
-
-struct Shown {
-    watch: RelayWatch,
-    guard: BrowserGuard,
-}
-
-struct Connection {
-    shown: Arc<Shown>,
-    peer: Peer,
-}
-
-fn response(status: StatusCode, content_type: &'static str, text: String) -> Response<Body> {
-    let mut response = Response::new(Body::complete(text.into()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    response
-}
-
-impl RequestHandler for Connection {
-    async fn handle(&self, request: Request, _: &RequestGuard) -> Response<Body> {
-        let text = |status, text: &str| response(status, TEXT, format!("{text}\n"));
-        if let Err(reason) = self.shown.guard.check(&request, self.peer.local, || false) {
-            return text(StatusCode::FORBIDDEN, reason);
-        }
-        let watch = &self.shown.watch;
-        match request.uri().path() {
-            "/healthz" => text(StatusCode::OK, "ok"),
-            "/readyz" => match watch.readiness() {
-                Ok(()) => text(StatusCode::OK, "ready"),
-                Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, &why),
-            },
-            "/metrics" => response(StatusCode::OK, metrics::CONTENT_TYPE, metrics::page(&watch.samples())),
-            _ => text(StatusCode::NOT_FOUND, "not found: /metrics, /readyz and /healthz are here"),
-        }
-    }
-
-    fn refuse_request(&self, _: &Request) -> Response<Body> {
-        problem::overloaded().into_response()
-    }
-
-    fn replace_response(&self, _: &Response<Body>) -> Response<Body> {
-        problem::overloaded().into_response()
+        let asked = watch.clone();
+        let ready = move || -> hapax_server::process::Readiness {
+            let ready = asked.readiness();
+            Box::pin(async move { ready })
+        };
+        ProcessPage::new(move || watch.samples(), ready).run(self.listener, self.insecure, shutdown).await;
     }
 }
