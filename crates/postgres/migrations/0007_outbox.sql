@@ -195,21 +195,45 @@ BEGIN
     FROM unnest(v_bucket, v_last) AS u (b, n) LEFT JOIN writer ON writer.b = u.b;
 END $$;
 
--- Messages of buckets, each behind `p_after` and up to `p_through`, at most `p_rows` of each. A bucket's messages end early
--- when they have `p_bytes`.
+-- Messages of a bucket behind `p_after` and up to `p_through`, at most `p_rows`. They end early when they have `p_bytes`. A
+-- statement for each bucket, found by halving, as in `enqueue`: a plan is made once in each session.
+CREATE FUNCTION hapax.outbox_arms(p_from int, p_to int) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE middle int := (p_from + p_to) / 2; one text;
+BEGIN
+  IF p_to - p_from > 1 THEN
+    RETURN format('IF p_bucket < %s THEN %s ELSE %s END IF;', middle, hapax.outbox_arms(p_from, middle),
+      hapax.outbox_arms(middle, p_to));
+  END IF;
+  one := format('(SELECT * FROM hapax.outbox_%s_%%s m WHERE m.number > p_after AND m.number <= p_through ORDER BY m.number LIMIT p_rows)',
+    lpad(p_from::text, 2, '0'));
+  RETURN 'RETURN QUERY SELECT p_bucket, x.number, x.id, x.topic, x.key, x.body, x.headers, x.deliver_at_ms, x.enqueued_us FROM (
+      SELECT m.*, sum(octet_length(m.body)) OVER w - octet_length(m.body) AS before FROM (' || format(one, 0)
+      || ' UNION ALL ' || format(one, 1) || ') m WINDOW w AS (ORDER BY m.number) ORDER BY m.number LIMIT p_rows) x
+    WHERE x.before < p_bytes;';
+END $$;
+
+DO $do$ BEGIN
+  EXECUTE replace($function$
+CREATE FUNCTION hapax.outbox_read_one(p_bucket int, p_after bigint, p_through bigint, p_rows int, p_bytes bigint)
+RETURNS TABLE (bucket int, number bigint, id uuid, topic text, key text, body bytea, headers jsonb, deliver_at_ms bigint,
+  enqueued_us bigint)
+LANGUAGE plpgsql ROWS 100 AS $body$
+#variable_conflict use_column
+BEGIN
+  @arms@
+END $body$$function$, '@arms@', hapax.outbox_arms(0, 64));
+END $do$;
+
+DROP FUNCTION hapax.outbox_arms(int, int);
+
+-- The same of several buckets.
 CREATE FUNCTION hapax.outbox_read(p_bucket int[], p_after bigint[], p_through bigint[], p_rows int, p_bytes bigint)
 RETURNS TABLE (bucket int, number bigint, id uuid, topic text, key text, body bytea, headers jsonb, deliver_at_ms bigint,
   enqueued_us bigint)
-LANGUAGE plpgsql ROWS 100 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
-DECLARE b text; one text;
+LANGUAGE plpgsql ROWS 100 SET enable_seqscan = off SET enable_bitmapscan = off SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
   FOR i IN 1 .. cardinality(p_bucket) LOOP
-    b := lpad(p_bucket[i]::text, 2, '0');
-    one := '(SELECT * FROM hapax.outbox_' || b || '_%s m WHERE m.number > $1 AND m.number <= $2 ORDER BY m.number LIMIT $3)';
-    RETURN QUERY EXECUTE 'SELECT $5, x.number, x.id, x.topic, x.key, x.body, x.headers, x.deliver_at_ms, x.enqueued_us FROM (
-        SELECT m.*, sum(octet_length(m.body)) OVER w - octet_length(m.body) AS before FROM (' || format(one, 0)
-        || ' UNION ALL ' || format(one, 1) || ') m WINDOW w AS (ORDER BY m.number) ORDER BY m.number LIMIT $3) x
-      WHERE x.before < $4' USING p_after[i], p_through[i], p_rows, p_bytes, p_bucket[i];
+    RETURN QUERY SELECT * FROM hapax.outbox_read_one(p_bucket[i], p_after[i], p_through[i], p_rows, p_bytes);
   END LOOP;
 END $$;
 
@@ -228,10 +252,12 @@ CREATE FUNCTION hapax.outbox_advance(p_route text, p_relay text, p_bucket int[],
   p_position bigint[]) RETURNS int[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE v_bucket int[]; v_position bigint[];
 BEGIN
-  SELECT array_agg(x.b), array_agg(x.p) INTO v_bucket, v_position FROM (
-    SELECT u.b, u.p FROM unnest(p_bucket, p_fence, p_after, p_position) AS u (b, f, a, p)
+  -- In two steps, so that a position is looked up once for each bucket.
+  WITH own AS MATERIALIZED (
+    SELECT u.b, u.a, u.p FROM unnest(p_bucket, p_fence, p_after, p_position) AS u (b, f, a, p)
     JOIN hapax.outbox_lease l ON l.route = p_route AND l.bucket = u.b
-    WHERE l.relay = p_relay AND l.fence = u.f AND hapax.outbox_position(p_route, u.b) >= u.a ORDER BY u.b FOR UPDATE OF l) x;
+    WHERE l.relay = p_relay AND l.fence = u.f ORDER BY u.b FOR UPDATE OF l)
+  SELECT array_agg(own.b), array_agg(own.p) INTO v_bucket, v_position FROM own WHERE hapax.outbox_position(p_route, own.b) >= own.a;
   IF hapax.outbox_slot(hapax.now_us()) = 0 THEN
     INSERT INTO hapax.outbox_position_0 SELECT p_route, u.b, u.p FROM unnest(v_bucket, v_position) AS u (b, p);
   ELSE

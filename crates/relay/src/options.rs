@@ -15,7 +15,7 @@ pub struct RelayOptions {
     pub relay: String,
     /// How long the buckets of a relay that does not answer stay its own. Default 15 s.
     pub lease: Duration,
-    /// Maximum count of messages in memory. Default 1,000.
+    /// Maximum count of messages in memory. Default 2,000.
     pub batch_max: usize,
     /// Maximum bytes of bodies in memory, apart from one message of each bucket. Default 16 MiB.
     pub batch_bytes_max: usize,
@@ -42,7 +42,7 @@ impl RelayOptions {
             topics: vec!["*".to_owned()],
             relay: format!("{:016x}", fastrand::u64(..)),
             lease: Duration::from_secs(15),
-            batch_max: 1_000,
+            batch_max: 2_000,
             batch_bytes_max: 16 * 1024 * 1024,
             retry: RetryPolicy::exponential(1_000, 60_000),
             outage: RetryPolicy::exponential(100, 10_000),
