@@ -77,7 +77,7 @@ async fn many_headers_are_passed_on_and_replayed() {
     })
     .await;
     let (_store, proxy) = before(&upstream).await;
-    for count in [100, 101, 150, 256] {
+    for count in [100, 101, 150, 160] {
         for (key, replay) in [(None, false), (Some("k"), false), (Some("k"), true)] {
             let answer = post(&proxy, &format!("/{count}"), key).await;
             assert_eq!((answer.status(), answer.is_replay()), (201, replay), "{count}: {}", answer.text());
@@ -86,7 +86,7 @@ async fn many_headers_are_passed_on_and_replayed() {
         }
     }
     // Beyond the limit the upstream has acted, but its response cannot be read.
-    let answer = post(&proxy, "/257", Some("k")).await;
+    let answer = post(&proxy, "/161", Some("k")).await;
     assert_eq!((answer.status(), answer.problem().as_str()), (502, "upstream-invalid"));
 }
 

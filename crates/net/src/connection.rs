@@ -19,6 +19,7 @@ use crate::body::Body;
 use crate::listen::{ListenerState, Shutdown};
 use crate::tracker::{Connection, Registration, RequestGuard};
 use crate::unread::{self, ResponseBody};
+use crate::when_woken::when_woken;
 
 /// A request with its body still arriving.
 pub type Request = http::Request<Incoming>;
@@ -69,7 +70,7 @@ pub(crate) async fn serve<A, C>(
     let connection = registration.connection.clone();
     tokio::select! {
         biased;
-        () = connection.closed() => tracing::debug!(%address, "connection closed: idle, slow, or no room"),
+        () = when_woken(connection.closed()) => tracing::debug!(%address, "connection closed: idle, slow, or no room"),
         () = handshake_and_serve(stream, address, &connection, &listener_state) => {}
     }
     drop(registration);
@@ -186,8 +187,9 @@ where
     E: std::fmt::Display,
 {
     let result = tokio::select! {
+        biased;
         result = serving.as_mut() => result,
-        () = shutdown.requested() => {
+        () = when_woken(shutdown.requested()) => {
             end(serving.as_mut());
             serving.await
         }

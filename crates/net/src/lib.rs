@@ -60,3 +60,5 @@ pub mod tls;
 pub mod tracker;
 #[cfg(feature = "listen")]
 pub mod unread;
+#[cfg(feature = "listen")]
+mod when_woken;

@@ -40,7 +40,7 @@ use crate::scope::Tenant;
 
 /// Maximum number of headers in an upstream's response. hyper's default, 100, is less than real services send, and a
 /// rejected response leaves its key in doubt. Each response pays for the maximum, about 10 instructions a header.
-const RESPONSE_HEADERS_MAX: usize = 256;
+const RESPONSE_HEADERS_MAX: usize = 160;
 
 /// The largest chunk that is read from an upstream at once, and so the most by which one streamed response exceeds the
 /// budget for unread responses. A response's head fits into it as well.
