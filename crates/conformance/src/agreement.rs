@@ -47,7 +47,7 @@ struct Story {
 }
 
 impl Story {
-    fn add(&mut self, call: String) {
+    fn add(&mut self, call: std::fmt::Arguments<'_>) {
         self.calls.push_back(format!("step {}: {call}", self.step));
         if self.calls.len() > LISTED_MAX {
             self.calls.pop_front();
@@ -178,7 +178,7 @@ impl<'s> Pair<'s> {
             message = message.delay_ms(self.rng.u64(0..2_000));
         }
         let queue = name(if fifo { "jobs.fifo" } else { "jobs" });
-        self.story.add(format!("send to {queue}: {message:?}"));
+        self.story.add(format_args!("send to {queue}: {message:?}"));
         let ours = self.stores.ours.send(&queue, vec![message.clone()]).await.unwrap().remove(0);
         let memory = self.stores.memory.send(&queue, vec![message]).await.unwrap().remove(0);
         assert_eq!(ours.map(|sent| sent.duplicate), memory.map(|sent| sent.duplicate));
@@ -196,7 +196,7 @@ impl<'s> Pair<'s> {
         let ours = self.stores.ours.receive(&queue, ask.clone()).await.unwrap();
         let memory = self.stores.memory.receive(&queue, ask).await.unwrap();
         let all = |got: &[Delivery]| got.iter().map(seen).collect::<Vec<_>>();
-        self.story.add(format!("receive {max} from {queue}: {:?}", all(&ours)));
+        self.story.add(format_args!("receive {max} from {queue}: {:?}", all(&ours)));
         assert_eq!(all(&ours), all(&memory), "received from {queue}");
         let both = ours.into_iter().zip(memory).map(|(ours, memory)| Both { ours, memory });
         self.made.extend(both.map(|both| (queue.clone(), both)));
@@ -235,7 +235,7 @@ impl<'s> Pair<'s> {
         };
         let ours = self.stores.ours.settle(queue, settle(&both.ours, |grants| &grants.ours)).await;
         let memory = self.stores.memory.settle(queue, settle(&both.memory, |grants| &grants.memory)).await;
-        self.story.add(format!(
+        self.story.add(format_args!(
             "{settlement:?} of {} in {queue}, claim {:?}: {ours:?}",
             seen(&both.ours),
             with_claim.map(|at| (&self.granted[at].0, &ending))
@@ -252,7 +252,7 @@ impl<'s> Pair<'s> {
             |delivery: &Delivery| vec![Extend { receipt: delivery.receipt.clone(), lease_ms, own_lease }];
         let ours = self.stores.ours.extend(queue, extend(&both.ours)).await;
         let memory = self.stores.memory.extend(queue, extend(&both.memory)).await;
-        self.story.add(format!("extend {} in {queue} by {lease_ms}: {ours:?}", seen(&both.ours)));
+        self.story.add(format_args!("extend {} in {queue} by {lease_ms}: {ours:?}", seen(&both.ours)));
         assert_eq!(ours, memory, "extended by {lease_ms} in {queue}: {}", seen(&both.ours));
     }
 
@@ -262,11 +262,11 @@ impl<'s> Pair<'s> {
         let (ours, memory) = (vec![both.ours.id], vec![both.memory.id]);
         if self.rng.bool() {
             let ours = self.stores.ours.release(queue, ours).await.unwrap();
-            self.story.add(format!("release {} in {queue}: {ours}", seen(&both.ours)));
+            self.story.add(format_args!("release {} in {queue}: {ours}", seen(&both.ours)));
             assert_eq!(ours, self.stores.memory.release(queue, memory).await.unwrap(), "released");
         } else {
             let ours = self.stores.ours.discard(queue, ours, "test").await.unwrap();
-            self.story.add(format!("discard {} in {queue}: {ours:?}", seen(&both.ours)));
+            self.story.add(format_args!("discard {} in {queue}: {ours:?}", seen(&both.ours)));
             let memory = self.stores.memory.discard(queue, memory, "test").await.unwrap();
             assert_eq!(
                 (ours.count, ours.in_flight.len()),
@@ -280,7 +280,7 @@ impl<'s> Pair<'s> {
         let group = GroupId::new(format!("g{}", self.rng.u8(0..3))).unwrap();
         let ours = self.stores.ours.release_group(&name("jobs.fifo"), &group).await;
         let memory = self.stores.memory.release_group(&name("jobs.fifo"), &group).await;
-        self.story.add(format!("release group {group}: {ours:?}"));
+        self.story.add(format_args!("release group {group}: {ours:?}"));
         assert_eq!(ours.is_ok(), memory.is_ok(), "release {group}");
     }
 
@@ -315,7 +315,7 @@ impl<'s> Pair<'s> {
         let ours = self.stores.ours.claim(of(|both| &both.ours)).await.unwrap().remove(0).unwrap();
         let memory = self.stores.memory.claim(of(|both| &both.memory)).await.unwrap().remove(0).unwrap();
         let of = delivery.map(|at| (&self.made[at].0, seen(&self.made[at].1.ours)));
-        self.story.add(format!("claim {id} by {} for {of:?}: {ours:?}", request.owner));
+        self.story.add(format_args!("claim {id} by {} for {of:?}: {ours:?}", request.owner));
         assert_eq!(seen_claim(&ours), seen_claim(&memory), "claim of {id}");
         if let (Claim::Granted(ours), Claim::Granted(memory)) = (ours, memory) {
             self.granted.push((id, Both { ours, memory }));
@@ -331,7 +331,7 @@ impl<'s> Pair<'s> {
         let (id, both) = &self.granted[at];
         if self.rng.u8(0..3) == 0 {
             let ours = self.stores.ours.resolve(id, Resolution::Absent, "test").await;
-            self.story.add(format!("resolve {id}: {ours:?}"));
+            self.story.add(format_args!("resolve {id}: {ours:?}"));
             assert_eq!(
                 ours,
                 self.stores.memory.resolve(id, Resolution::Absent, "test").await,
@@ -343,7 +343,7 @@ impl<'s> Pair<'s> {
             vec![EndClaim { id: id.clone(), token: grant.token.clone(), ending: ending.clone() }]
         };
         let ours = self.stores.ours.end(end(&both.ours)).await;
-        self.story.add(format!("{ending:?} of {id}: {ours:?}"));
+        self.story.add(format_args!("{ending:?} of {id}: {ours:?}"));
         assert_eq!(ours, self.stores.memory.end(end(&both.memory)).await, "{ending:?} of {id}");
     }
 
@@ -367,7 +367,7 @@ impl<'s> Pair<'s> {
 
     async fn advance(&mut self) {
         let ms = [1, 100, 500, 999, 2_000, 3_500][self.rng.usize(0..6)];
-        self.story.add(format!("{ms} ms"));
+        self.story.add(format_args!("{ms} ms"));
         self.clock.advance_ms(ms);
         self.subject.clock_moved(&*self.stores.ours).await;
     }
