@@ -111,7 +111,7 @@ async fn observe(shared: Arc<Shared>) {
                 shared.observed(routes.into_iter().find(|status| status.route == shared.options.route));
             }
             Err(error) => {
-                tracing::debug!(route = shared.options.route, %error, "the outbox's figures were not read")
+                tracing::debug!(route = shared.options.route, %error, "the outbox's figures were not read");
             }
         }
         tokio::time::sleep(OBSERVE).await;

@@ -76,7 +76,7 @@ impl Queues {
         let (mut used, mut asked) = (Vec::new(), Ok(()));
         for (shard, found) in self.runner.run((0..SHARDS).map(look).collect()).await.into_iter().enumerate() {
             match found {
-                Ok(count) if count == Value::Int(0) => {}
+                Ok(Value::Int(0)) => {}
                 Ok(_) => used.push(shard),
                 Err(error) => asked = asked.and(Err(error)),
             }
