@@ -35,6 +35,8 @@ pub mod inbox;
 pub mod ledger;
 pub mod message;
 pub mod metrics;
+#[doc(hidden)]
+pub mod mutant;
 pub mod name;
 pub mod outbox;
 pub mod policy;

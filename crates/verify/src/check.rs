@@ -34,6 +34,8 @@ pub enum Anomaly {
     OutcomeDiffers,
     /// A dead letter that nothing rejected, or whose payment was made.
     DeadLetterUnaccounted,
+    /// Two messages for sends with one deduplication id.
+    DuplicateAccepted,
 }
 
 impl Anomaly {
@@ -48,6 +50,7 @@ impl Anomaly {
             Self::FenceBackwards => "fence-backwards",
             Self::OutcomeDiffers => "outcome-differs",
             Self::DeadLetterUnaccounted => "dead-letter-unaccounted",
+            Self::DuplicateAccepted => "duplicate-accepted",
         }
     }
 }
@@ -161,6 +164,9 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
     }
     for (id, payment) in &payments {
         check_payment(id, payment, &mut findings);
+        if workload.fifo {
+            check_messages(id, &payment.acks, &mut findings);
+        }
     }
     if workload.fifo {
         check_order(&own, &mut findings);
@@ -256,6 +262,19 @@ fn check_acks(id: &str, acks: &[&Event], findings: &mut Findings) {
             }
             _ => drop(seen.insert(message, (*fence, ack))),
         }
+    }
+}
+
+/// Sends with one deduplication id add one message.
+fn check_messages(id: &str, acks: &[&Event], findings: &mut Findings) {
+    let message = |event: &&Event| match &event.event.act {
+        Act::Settle { message, .. } => Some(message.clone()),
+        _ => None,
+    };
+    let Some(first) = acks.first() else { return };
+    if let Some(other) = acks.iter().find(|ack| message(ack) != message(first)) {
+        let says = "two messages were added for one deduplication id".to_owned();
+        findings.add(Anomaly::DuplicateAccepted, id, says, &[first, other]);
     }
 }
 

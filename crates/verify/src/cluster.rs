@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use hapax::Hapax;
 use hapax_faults::{FaultProxy, Process, Protocol};
 
-use crate::fault::Side;
+use crate::fault::{Side, WireFault};
 use crate::roles::{self, ROLE_COMMAND, ROLE_VARIABLE, Role, Site};
 
 /// Worker processes. While one is stopped or dead, the other takes over.
@@ -24,6 +24,8 @@ pub struct Cluster {
     addresses: Vec<SocketAddr>,
     /// Before the server: the producer's way, and the workers'.
     proxies: [FaultProxy; 2],
+    /// Before the store, where there is one that frames can be seen of.
+    store_proxy: Option<StoreProxy>,
     pub recorder: Process,
     pub producer: Option<Process>,
     pub workers: Vec<Process>,
@@ -40,9 +42,13 @@ impl Cluster {
     ) -> anyhow::Result<Self> {
         let recorder = start(program, &Role::Recorder(history.to_owned()))?;
         site.recorder = recorder.wait_for_prefix("at ").parse()?;
+        let store_proxy = StoreProxy::start(store_url)?;
+        let store_url = store_proxy.as_ref().map_or(store_url, |proxy| proxy.url.as_str()).to_owned();
+        site.database = store_url.starts_with("postgres").then(|| store_url.clone());
         let mut cluster = Self {
             program: program.to_owned(),
-            store_url: store_url.to_owned(),
+            store_url,
+            store_proxy,
             proxies: [proxy()?, proxy()?],
             site,
             servers: Vec::new(),
@@ -76,8 +82,18 @@ impl Cluster {
         &self.site
     }
 
-    pub fn proxy(&self, side: Side) -> &FaultProxy {
-        &self.proxies[side as usize]
+    /// The proxy of a side, if it has one.
+    pub fn proxy(&self, side: Side) -> Option<&FaultProxy> {
+        match side {
+            Side::Store => self.store_proxy.as_ref().map(|proxy| &proxy.proxy),
+            side => Some(&self.proxies[side as usize]),
+        }
+    }
+
+    /// Whether a fault on the wire can be injected.
+    pub fn has_proxy(&self, wire: &WireFault) -> bool {
+        let named = |proxy: &StoreProxy| proxy.protocol == Protocol::Postgres || !wire.is_named();
+        wire.side != Side::Store || self.store_proxy.as_ref().is_some_and(named)
     }
 
     pub fn servers(&self) -> usize {
@@ -161,9 +177,55 @@ impl Cluster {
     }
 
     fn site_through(&self, side: Side) -> Site {
-        let endpoint = format!("http://{}", self.proxy(side).address());
+        let endpoint = format!("http://{}", self.proxies[side as usize].address());
         Site { endpoint, ..self.site.clone() }
     }
+}
+
+/// A proxy between the store and the processes that use it.
+struct StoreProxy {
+    proxy: FaultProxy,
+    protocol: Protocol,
+    /// The store's URL through the proxy.
+    url: String,
+}
+
+impl StoreProxy {
+    /// `None` for a store in this machine's files, for one that is several servers, and for one that is elsewhere: its
+    /// connections may be encrypted, and then no frame can be seen.
+    fn start(url: &str) -> anyhow::Result<Option<Self>> {
+        let Some((protocol, target, through)) = through_proxy(url) else { return Ok(None) };
+        let proxy = FaultProxy::start(target, protocol)?;
+        let url = through.replace(PROXY_ADDRESS, &proxy.address().to_string());
+        Ok(Some(Self { proxy, protocol, url }))
+    }
+}
+
+/// Stands for the proxy's address in a URL.
+const PROXY_ADDRESS: &str = "\0";
+
+/// The protocol and the address of a store on loopback, and its URL with a mark in place of the address.
+fn through_proxy(url: &str) -> Option<(Protocol, SocketAddr, String)> {
+    let (scheme, rest) = url.split_once("://")?;
+    let (protocol, port) = match scheme {
+        "postgres" | "postgresql" => (Protocol::Postgres, 5432),
+        "redis" => (Protocol::Bytes, 6379),
+        _ => return None,
+    };
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    let (user, host) = authority.rsplit_once('@').map_or(("", authority), |(user, host)| (user, host));
+    let address = match host {
+        "localhost" | "127.0.0.1" => SocketAddr::from(([127, 0, 0, 1], port)),
+        host => host.replace("localhost:", "127.0.0.1:").parse().ok()?,
+    };
+    let at = if user.is_empty() { "" } else { "@" };
+    let mut through = format!("{scheme}://{user}{at}{PROXY_ADDRESS}{path}");
+    if protocol == Protocol::Postgres && !path.contains("sslmode=") {
+        through.push_str(if path.contains('?') { "&sslmode=disable" } else { "?sslmode=disable" });
+    }
+    let plain = !path.contains("sslmode=") || path.contains("sslmode=disable");
+    (address.ip().is_loopback() && plain).then_some((protocol, address, through))
 }
 
 /// A proxy whose target is not known yet.
@@ -175,7 +237,8 @@ fn proxy() -> anyhow::Result<FaultProxy> {
 pub fn start(program: &Path, role: &Role) -> anyhow::Result<Process> {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("HAPAX_") {
+        let name = name.to_string_lossy().into_owned();
+        if name.starts_with("HAPAX_") && name != hapax::core::mutant::VARIABLE {
             command.env_remove(name);
         }
     }
@@ -186,4 +249,27 @@ pub fn start(program: &Path, role: &Role) -> anyhow::Result<Process> {
 fn last_lines(log: &str) -> String {
     let lines: Vec<&str> = log.lines().rev().take(5).collect();
     lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_store_on_loopback_gets_a_proxy() {
+        let through = |url| through_proxy(url).map(|(_, address, through)| (address.port(), through));
+        let expected = (5433, "postgres://ann:pw@\0/shop?sslmode=disable".to_owned());
+        assert_eq!(through("postgres://ann:pw@127.0.0.1:5433/shop"), Some(expected));
+        let expected = (6379, "redis://\0/5?hapax_durability=local".to_owned());
+        assert_eq!(through("redis://localhost/5?hapax_durability=local"), Some(expected));
+        for none in [
+            "embedded:./data",
+            "postgres://db.example/shop",
+            "postgres://127.0.0.1/shop?sslmode=require",
+            "redis+cluster://127.0.0.1:7000,127.0.0.1:7001",
+            "rediss://127.0.0.1",
+        ] {
+            assert_eq!(through(none), None, "{none}");
+        }
+    }
 }

@@ -168,7 +168,7 @@ async fn report_rest(
         acts.extend(dead.iter().filter_map(payment_of).map(|id| Act::Left { id, place }));
     }
     if workload.shape == Shape::Transactional {
-        acts.extend(transfers::read(&site.bank)?);
+        acts.extend(transfers::read(site).await?);
     }
     if matches!(workload.shape, Shape::Worker(_)) {
         let ledger = match &site.ledger {

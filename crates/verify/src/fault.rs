@@ -25,6 +25,8 @@ pub enum Side {
     Producers,
     /// The workers'.
     Workers,
+    /// That of servers and transactional workers to the store.
+    Store,
 }
 
 /// A fault on the wire: it hits only one kind of request.
@@ -43,6 +45,11 @@ pub struct WireFault {
 }
 
 impl WireFault {
+    /// Whether it needs frames with a label: a proxy that sees only bytes cannot inject it.
+    pub fn is_named(&self) -> bool {
+        !self.label.is_empty()
+    }
+
     /// The frames that it hits.
     pub fn on(&self) -> Match {
         if self.answer { Match::answer_to(self.label) } else { Match::request(self.label) }
@@ -75,7 +82,7 @@ impl fmt::Display for Fault {
                     Action::Duplicate => "duplicated",
                     Action::Hold => "held",
                 };
-                let what = if wire.answer { "answer" } else { "request" };
+                let what = if wire.answer { "response" } else { "request" };
                 write!(f, "{}: {what} {done}", wire.request)
             }
         }
@@ -90,7 +97,7 @@ const fn wire(side: Side, request: &'static str, label: &'static str, answer: bo
 }
 
 /// Each fault that a round has. Kills are more frequent: each hits only what is under way at that moment.
-pub const ROUND: [Fault; 18] = [
+pub const ROUND: [Fault; 21] = [
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
@@ -109,6 +116,9 @@ pub const ROUND: [Fault; 18] = [
     wire(Side::Workers, "claim", "/v1/claims 200", true, Action::Cut),
     wire(Side::Workers, "complete", "/claims/end", true, Action::Cut),
     wire(Side::Workers, "complete", "/claims/end", false, LATE),
+    wire(Side::Store, "COMMIT", "COMMIT", true, Action::Cut),
+    wire(Side::Store, "COMMIT", "COMMIT", false, Action::Cut),
+    wire(Side::Store, "any call of the store", "", true, Action::Cut),
 ];
 
 /// How long frames are hit.
@@ -140,19 +150,21 @@ pub fn pause(random: &mut fastrand::Rng) -> Duration {
 /// The faults of a run in their order: whole rounds, each shuffled.
 pub struct Schedule {
     random: fastrand::Rng,
+    round: Vec<Fault>,
     left: Vec<Fault>,
 }
 
 impl Schedule {
-    /// The schedule of a seed.
-    pub fn new(seed: u64) -> Self {
-        Self { random: fastrand::Rng::with_seed(seed), left: Vec::new() }
+    /// The schedule of a seed. A round must not be empty.
+    pub fn new(seed: u64, round: Vec<Fault>) -> Self {
+        assert!(!round.is_empty(), "a round is not empty");
+        Self { random: fastrand::Rng::with_seed(seed), round, left: Vec::new() }
     }
 
     /// The next fault.
-    pub fn next(&mut self) -> Fault {
+    pub fn next_fault(&mut self) -> Fault {
         if self.left.is_empty() {
-            self.left = ROUND.to_vec();
+            self.left.clone_from(&self.round);
             self.random.shuffle(&mut self.left);
         }
         self.left.pop().expect("a round is not empty")
@@ -171,8 +183,8 @@ mod tests {
     #[test]
     fn a_seed_repeats_its_schedule_and_each_round_has_every_fault() {
         let take = |seed| {
-            let mut schedule = Schedule::new(seed);
-            (0..ROUND.len() * 2).map(|_| schedule.next()).collect::<Vec<_>>()
+            let mut schedule = Schedule::new(seed, ROUND.to_vec());
+            (0..ROUND.len() * 2).map(|_| schedule.next_fault()).collect::<Vec<_>>()
         };
         assert_eq!(take(7), take(7));
         assert_ne!(take(7), take(8));

@@ -1,7 +1,7 @@
 //! The recorder: a process of its own that appends the history, and that is the banks. A bank's effect and its record in the
 //! history are one step, so no crash of a worker can separate them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -89,7 +89,7 @@ struct State {
     /// The next payment of each account, by workload and account.
     accounts: HashMap<(String, String), u64>,
     /// Payments that were wanted and whose send is not known to be accepted.
-    open: HashMap<(String, String), ()>,
+    open: HashSet<(String, String)>,
     /// Receipts by workload and payment, the first of each.
     receipts: HashMap<(String, String), u64>,
     /// Receipts by workload and derived key.
@@ -184,7 +184,7 @@ impl Recorder {
         let mut state = self.state();
         let next = *state.accounts.entry((of.workload.clone(), of.account.clone())).or_default();
         let id = Payment::new(&of.account, next).id;
-        if state.open.contains_key(&(of.workload, id)) {
+        if state.open.contains(&(of.workload, id)) {
             state.counts.caused.sends_resumed += 1;
         }
         next
@@ -236,13 +236,15 @@ impl State {
     fn note(&mut self, event: &NewEvent) {
         let caused = &mut self.counts.caused;
         match &event.act {
-            Act::Intent { id, .. } => drop(self.open.insert((event.workload.clone(), id.clone()), ())),
+            Act::Intent { id, .. } => {
+                self.open.insert((event.workload.clone(), id.clone()));
+            }
             Act::Send { id, answer, .. } => match answer {
                 Answer::Unknown => caused.sends_unknown += 1,
                 Answer::Failed => caused.sends_failed += 1,
                 Answer::Ok => {
                     // A second send of the same payment is accepted as well, and counts once.
-                    if self.open.remove(&(event.workload.clone(), id.clone())).is_some() {
+                    if self.open.remove(&(event.workload.clone(), id.clone())) {
                         self.counts.per_workload.entry(event.workload.clone()).or_default().accepted += 1;
                         if let Some((account, number)) = id.rsplit_once('-') {
                             let number: u64 = number.parse().unwrap_or_default();

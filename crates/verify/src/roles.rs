@@ -55,8 +55,10 @@ pub struct Site {
     pub workloads: Vec<String>,
     /// A ledger in another store.
     pub ledger: Option<String>,
-    /// The database of the transactional workload.
+    /// The SQLite file of the transactional workload.
     pub bank: PathBuf,
+    /// The PostgreSQL store, which then has the bank's table, instead of the file.
+    pub database: Option<String>,
 }
 
 impl Site {

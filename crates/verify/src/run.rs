@@ -16,6 +16,7 @@ use crate::history::{self, Act, Caused};
 use crate::recorder::Reporter;
 use crate::report::{Report, ReportedFault, RunFacts};
 use crate::roles::{Role, Site};
+use crate::worker::transfers;
 use crate::workload::Workload;
 
 /// What to run.
@@ -29,6 +30,8 @@ pub struct Options {
     pub ledger: Option<String>,
     /// The workloads; controls are added.
     pub workloads: Vec<Workload>,
+    /// The faults of a round; not empty.
+    pub faults: Vec<Fault>,
     /// How long faults are injected.
     pub time: Duration,
     /// The seed of the schedule.
@@ -73,6 +76,7 @@ pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyho
         workloads: names.clone(),
         ledger: options.ledger.clone(),
         bank: folder.path().join("bank.db"),
+        database: None,
     };
     tell(Progress::Phase(format!("starting {servers} server(s) over {parsed}")));
     let mut cluster = Cluster::start(&options.program, &store_url, servers, site, &history)?;
@@ -128,6 +132,7 @@ async fn storm(
 ) -> anyhow::Result<Vec<ReportedFault>> {
     let run = cluster.site().run.clone();
     drain::create_queues(hapax, &options.workloads, &run).await?;
+    transfers::create(cluster.site()).await?;
     cluster.start_clients()?;
     let reporter = Reporter::new(cluster.site().recorder, "director");
     wait_for_load(cluster, &reporter).await?;
@@ -136,11 +141,11 @@ async fn storm(
         options.time.as_secs(),
         options.seed
     )));
-    let mut schedule = Schedule::new(options.seed);
+    let mut schedule = Schedule::new(options.seed, faults_on(cluster, &options.faults)?);
     let end = Instant::now() + options.time;
     let mut faults = Vec::new();
     while Instant::now() < end {
-        let fault = schedule.next();
+        let fault = schedule.next_fault();
         let number = faults.len() as u32 + 1;
         let before = reporter.counts().await?;
         let at = Instant::now();
@@ -168,6 +173,19 @@ async fn storm(
     }
     tell(Progress::Phase("waiting until everything is settled".into()));
     drain::drain(cluster, &reporter, &options.workloads).await?;
+    Ok(faults)
+}
+
+/// The faults that can be injected here: those between servers and store need a proxy there.
+fn faults_on(cluster: &Cluster, wanted: &[Fault]) -> anyhow::Result<Vec<Fault>> {
+    let possible = |fault: &Fault| match fault {
+        Fault::Wire(wire) => cluster.has_proxy(wire),
+        Fault::Kill(_) | Fault::Pause => true,
+    };
+    let faults: Vec<Fault> = wanted.iter().copied().filter(possible).collect();
+    if faults.is_empty() {
+        bail!("none of these faults can be injected into this store");
+    }
     Ok(faults)
 }
 
@@ -204,7 +222,8 @@ async fn inject(cluster: &mut Cluster, fault: Fault, schedule: &mut Schedule) ->
 async fn break_wire(cluster: &Cluster, wire: WireFault) -> u64 {
     let (end, mut hits) = (Instant::now() + WINDOW, 0);
     while Instant::now() < end {
-        let injected = cluster.proxy(wire.side).inject(wire.on(), wire.action).times(HITS_PER_PART);
+        let Some(proxy) = cluster.proxy(wire.side) else { break };
+        let injected = proxy.inject(wire.on(), wire.action).times(HITS_PER_PART);
         tokio::time::sleep(PART).await;
         injected.remove();
         hits += injected.count();
@@ -230,6 +249,7 @@ fn check(program: &Path, history: &Path, names: &[String]) -> anyhow::Result<Vec
 
 /// Deletes the run's queues. Its ledger entries expire; those of a temporary store go with it.
 async fn clean_up(cluster: &Cluster, workloads: &[Workload]) -> anyhow::Result<()> {
+    transfers::drop_bank(cluster.site()).await?;
     let hapax = cluster.connect().await?;
     let run = &cluster.site().run;
     for workload in workloads.iter().filter(|workload| workload.has_queue()) {

@@ -39,15 +39,16 @@ pub async fn run(site: &Site, workloads: &[Workload]) -> anyhow::Result<()> {
     let place = Arc::new(Workplace { hapax, ledger, reporter, run: site.run.clone() });
     let mut tasks = tokio::task::JoinSet::new();
     for workload in workloads.iter().copied() {
-        let (place, bank) = (place.clone(), site.bank.clone());
+        let (place, site) = (place.clone(), site.clone());
         match workload.shape {
             Shape::Worker(on_doubt) => {
-                tasks
-                    .spawn(async move { place.work(workload, || Ok(place.payer(workload, on_doubt))).await });
+                tasks.spawn(async move {
+                    place.work(workload, || async { Ok(place.payer(workload, on_doubt)) }).await
+                });
             }
             Shape::Transactional => {
                 tasks.spawn(async move {
-                    place.work(workload, || transfers::worker(&place, workload, &bank)).await
+                    place.work(workload, || transfers::worker(&place, workload, &site)).await
                 });
             }
             Shape::Claims => {
@@ -89,16 +90,16 @@ impl Workplace {
     }
 
     /// Runs a worker, and reports how its deliveries end. To build one reads the queue, and the server may be down.
-    async fn work(
+    async fn work<F: Future<Output = anyhow::Result<WorkerBuilder>>>(
         &self,
         workload: Workload,
-        builder: impl Fn() -> anyhow::Result<WorkerBuilder>,
+        builder: impl Fn() -> F,
     ) -> anyhow::Result<()> {
         let (tell, told) = mpsc::unbounded_channel();
         tokio::spawn(report_settles(self.reporter.clone(), workload.name, told));
         let build = || async {
             let tell = tell.clone();
-            let builder = builder()?.concurrency(CONCURRENCY);
+            let builder = builder().await?.concurrency(CONCURRENCY);
             let builder = builder.on_settled(move |settled| drop(tell.send(act_of(settled))));
             anyhow::Ok(builder.build().await?)
         };

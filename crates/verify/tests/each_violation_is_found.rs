@@ -238,3 +238,16 @@ fn dead_letter_unaccounted() {
     paid.is(false, &[Anomaly::DeadLetterUnaccounted]);
     closed().is(false, &[Anomaly::AcceptedButLost]);
 }
+
+#[test]
+fn duplicate_accepted() {
+    let act = |message: &str, fence| {
+        let (id, message, error) = (id(1), message.to_owned(), None);
+        let (ack, answer, ran, deliveries) = (true, Answer::Ok, true, 1);
+        Act::Settle { id, message, fence, ack, answer, ran, deliveries, error }
+    };
+    let paid = || History::default().accepted(1).call(1, 5, Effect::Moved).add("w", act("m1", 5));
+    paid().add("w", act("m2", 9)).is(true, &[Anomaly::DuplicateAccepted]);
+    // Without a deduplication id a second send is a second message.
+    paid().add("w", act("m2", 9)).is(false, &[]);
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser as _};
 use hapax::Tier;
-use hapax_verify::fault::ROUND;
+use hapax_verify::fault::{Fault, ROUND};
 use hapax_verify::report::{Report, Verdict};
 use hapax_verify::roles::{self, Role};
 use hapax_verify::workload::{self, Workload};
@@ -62,6 +62,9 @@ pub struct VerifyArgs {
     /// Only these workloads; the controls are always there.
     #[arg(long, value_name = "WORKLOAD", value_delimiter = ',')]
     only: Vec<String>,
+    /// Only faults whose name contains one of these texts, for example `kill -9`.
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    faults: Vec<String>,
     /// Uses a store that holds other queues or ledger entries. Its servers elsewhere are not touched.
     #[arg(long)]
     shared_store: bool,
@@ -101,6 +104,18 @@ impl VerifyArgs {
         Ok(chosen)
     }
 
+    fn faults(&self) -> anyhow::Result<Vec<Fault>> {
+        let wanted = |fault: &Fault| {
+            let name = fault.to_string();
+            self.faults.is_empty() || self.faults.iter().any(|text| name.contains(text.as_str()))
+        };
+        let faults: Vec<Fault> = ROUND.into_iter().filter(wanted).collect();
+        if faults.is_empty() {
+            return Err(usage("no fault has such a name; `hapax verify --list` shows those that are"));
+        }
+        Ok(faults)
+    }
+
     fn options(&self) -> anyhow::Result<Options> {
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
         let time_ms = self.time.unwrap_or(if self.quick { TIME_MS_QUICK } else { TIME_MS_DEFAULT });
@@ -109,6 +124,7 @@ impl VerifyArgs {
             store: self.store.clone(),
             ledger: self.ledger.clone(),
             workloads: self.workloads()?,
+            faults: self.faults()?,
             time: Duration::from_millis(time_ms),
             seed,
             shared_store: self.shared_store,
@@ -131,6 +147,9 @@ impl VerifyArgs {
         words.extend(self.tier.map(|tier| format!("--tier {}", crate::text::word(&tier))));
         if !self.only.is_empty() {
             words.push(format!("--only {}", self.only.join(",")));
+        }
+        if !self.faults.is_empty() {
+            words.push(format!("--faults '{}'", self.faults.join(",")));
         }
         words.push(format!("--seed {seed}"));
         words.join(" ")

@@ -27,8 +27,8 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     )?;
     writeln!(
         out,
-        "{:<11} {:<17} {:>8} {:>8} {:>11} {:>5} {:>6} {:>8}  verdict",
-        "workload", "tier", "accepted", "effects", "suppressed", "lost", "twice", "others"
+        "{:<11} {:<17} {:>8} {:>8} {:>11} {:>5} {:>5} {:>6} {:>8}  verdict",
+        "workload", "tier", "accepted", "effects", "suppressed", "left", "lost", "twice", "others"
     )?;
     for row in &report.workloads {
         write_row(row, out)?;
@@ -80,11 +80,12 @@ fn write_row(row: &Row, out: &mut String) -> std::fmt::Result {
     };
     writeln!(
         out,
-        "{:<11} {tier:<17} {:>8} {:>8} {:>11} {lost:>5} {twice:>6} {:>8}  {verdict}",
+        "{:<11} {tier:<17} {:>8} {:>8} {:>11} {:>5} {lost:>5} {twice:>6} {:>8}  {verdict}",
         row.workload,
         findings.accepted,
         findings.effects,
         findings.suppressed,
+        findings.left,
         findings.total() - lost - twice,
     )
 }

@@ -1,68 +1,45 @@
-//! The transactional workload: the bank is a table in the SQLite file of the inbox.
+//! The transactional workload: the bank is a table in the database of the inbox. On a store in PostgreSQL that is the store's
+//! own database, so that the ack is in the transaction, too; else it is a file of SQLite.
 
-use std::path::Path;
-use std::time::Duration;
+mod postgres;
+mod sqlite;
 
-use anyhow::Context as _;
-use hapax::{Cx, SqliteInbox, WorkerBuilder};
-use rusqlite::{Connection, Transaction};
+use hapax::WorkerBuilder;
 
 use super::Workplace;
-use crate::history::{Act, Effect};
-use crate::recorder::Payment;
+use crate::history::Act;
+use crate::roles::Site;
 use crate::workload::Workload;
 
-/// No constraint would catch a duplicate.
-const TABLE: &str = "
-    CREATE TABLE IF NOT EXISTS transfers (
-        receipt INTEGER PRIMARY KEY AUTOINCREMENT,
-        id TEXT NOT NULL, account TEXT NOT NULL, number INTEGER NOT NULL,
-        fence INTEGER NOT NULL, deliveries INTEGER NOT NULL
-    )";
-
-/// Creates the bank, or opens it.
-pub fn open(path: &Path) -> anyhow::Result<Connection> {
-    let connection = Connection::open(path).with_context(|| path.display().to_string())?;
-    connection.busy_timeout(Duration::from_secs(5))?;
-    connection.pragma_update(None, "journal_mode", "wal")?;
-    connection.pragma_update(None, "synchronous", "full")?;
-    connection.execute_batch(TABLE)?;
-    Ok(connection)
+/// Creates the bank.
+pub async fn create(site: &Site) -> anyhow::Result<()> {
+    match &site.database {
+        Some(url) => postgres::create(url, &site.run).await,
+        None => sqlite::open(&site.bank).map(drop),
+    }
 }
 
 /// A worker that writes a transfer in the transaction of its inbox.
-pub fn worker(place: &Workplace, workload: Workload, bank: &Path) -> anyhow::Result<WorkerBuilder> {
-    let inbox = SqliteInbox::new(open(bank)?)?;
-    let queue = place.hapax.queue::<Payment>(workload.queue(&place.run).as_str())?;
-    Ok(queue.transactional_worker(&inbox, transfer))
-}
-
-fn transfer(payment: Payment, tx: &Transaction<'_>, cx: &Cx) -> Result<i64, rusqlite::Error> {
-    let Payment { id, account, number } = payment;
-    let (fence, deliveries) = (cx.fence().0.cast_signed(), cx.delivery().deliveries);
-    tx.execute(
-        "INSERT INTO transfers (id, account, number, fence, deliveries) VALUES (?1, ?2, ?3, ?4, ?5)",
-        (id, account, number.cast_signed(), fence, deliveries),
-    )?;
-    Ok(tx.last_insert_rowid())
+pub async fn worker(place: &Workplace, workload: Workload, site: &Site) -> anyhow::Result<WorkerBuilder> {
+    match &site.database {
+        Some(url) => postgres::worker(url, workload, &site.run).await,
+        None => sqlite::worker(place, workload, &site.bank),
+    }
 }
 
 /// What the bank's table says, as calls that moved money.
-pub fn read(path: &Path) -> anyhow::Result<Vec<Act>> {
-    let connection = open(path)?;
-    let mut rows = connection
-        .prepare("SELECT receipt, id, account, number, fence, deliveries FROM transfers ORDER BY receipt")?;
-    let acts = rows.query_map([], |row| {
-        Ok(Act::Call {
-            receipt: row.get::<_, i64>(0)?.cast_unsigned(),
-            id: row.get(1)?,
-            account: row.get(2)?,
-            number: row.get::<_, i64>(3)?.cast_unsigned(),
-            fence: row.get::<_, i64>(4)?.cast_unsigned(),
-            deliveries: row.get(5)?,
-            takeover: false,
-            effect: Effect::Moved,
-        })
-    })?;
-    Ok(acts.collect::<Result<_, _>>()?)
+pub async fn read(site: &Site) -> anyhow::Result<Vec<Act>> {
+    match &site.database {
+        Some(url) => postgres::read(url, &site.run).await,
+        None => sqlite::read(&site.bank),
+    }
+}
+
+/// Deletes the bank.
+pub async fn drop_bank(site: &Site) -> anyhow::Result<()> {
+    match &site.database {
+        Some(url) => postgres::drop_bank(url, &site.run).await,
+        // The file goes with the run's folder.
+        None => Ok(()),
+    }
 }
