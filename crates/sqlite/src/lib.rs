@@ -237,6 +237,9 @@ impl BlockingInbox for SqliteInbox {
         outcome: RecordedOutcome,
         ttl_ms: u64,
     ) -> Result<(), InboxError> {
+        if hapax_core::mutant::is("inbox-not-recorded") {
+            return Ok(());
+        }
         let outcome = outcome.without_oversize_value();
         let now_ms = self.clock.wall_ms();
         let ttl_ms = ttl_ms.clamp(ledger::TTL_MS_MIN, ledger::TTL_MS_MAX);

@@ -128,6 +128,9 @@ impl WorkerState {
                 self.lease_keeper.check_by(job.lease.renew_at_us().min(job.lease.until_us()));
                 DeliveryAction::Run
             }
+            ClaimResponse::Completed(_) if hapax_core::mutant::is("ended-key-run") => DeliveryAction::Run,
+            ClaimResponse::InProgress { .. } if hapax_core::mutant::is("held-key-run") => DeliveryAction::Run,
+            ClaimResponse::InDoubt if hapax_core::mutant::is("doubtful-key-run") => DeliveryAction::Run,
             ClaimResponse::Completed(outcome) => {
                 self.stats.replayed.add();
                 DeliveryAction::End(decide::replay(&outcome))

@@ -174,6 +174,9 @@ impl Cx {
     /// The key for a call to another system on behalf of this message: the same in every attempt and for every
     /// duplicate. `label` distinguishes several such calls.
     pub fn derived_key(&self, label: &str) -> IdempotencyKey {
+        if hapax_core::mutant::is("derived-key-per-run") {
+            return self.entry_id().derived_key(&format!("{label} {}", self.fence().0));
+        }
         self.entry_id().derived_key(label)
     }
 

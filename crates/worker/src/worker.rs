@@ -273,7 +273,7 @@ impl WorkerState {
             lease_ms: self.leased.then(|| self.lease.ms()),
             wait_ms: Some(wait_ms),
             consumer: Some(self.consumer.clone()),
-            ack_on_receive: self.policy.tier == Tier::AtMostOnce,
+            ack_on_receive: self.policy.tier == Tier::AtMostOnce || hapax_core::mutant::is("ack-before-run"),
             attempt_id: None,
         }
     }

@@ -5,6 +5,7 @@ use super::{
     ClaimEnding, ClaimError, ClaimRequest, DOUBT_RETENTION_MS, EntryId, EntryState, EntryView, OnDoubt,
     RecordedOutcome, Resolution, ResolveError, TTL_MS_MAX, TTL_MS_MIN, TokenError,
 };
+use crate::mutant;
 use crate::name::{Fence, Fingerprint, Owner};
 use crate::policy::LEASE_MS_MAX;
 
@@ -200,6 +201,13 @@ pub fn claim(
         return Err(ClaimError::Mismatch);
     }
     match &entry.stage {
+        Stage::Completed { .. } if mutant::is("ended-key-granted") => {
+            Ok(ClaimDecision::Granted { entry: grant(fence(), entry.takeovers), takeover: false })
+        }
+        #[cfg(feature = "mutants")]
+        Stage::Completed { at_ms, outcome, .. } if mutant::is("outcome-of-another-key") => {
+            Ok(ClaimDecision::Completed { outcome: mutant::previous(outcome), at_ms: *at_ms })
+        }
         Stage::Completed { at_ms, outcome, .. } => {
             Ok(ClaimDecision::Completed { outcome: outcome.clone(), at_ms: *at_ms })
         }
@@ -212,13 +220,18 @@ pub fn claim(
             let again = LedgerEntry { stage, ..entry.clone() };
             Ok(ClaimDecision::Granted { entry: again, takeover: entry.takeovers > 0 })
         }
-        Stage::Processing { until_ms, doubted: false, .. } if now_ms < *until_ms => {
+        Stage::Processing { until_ms, doubted: false, .. }
+            if now_ms < *until_ms && !mutant::is("held-key-granted") =>
+        {
             Ok(ClaimDecision::InProgress { retry_after_ms: until_ms - now_ms })
         }
         Stage::Processing { until_ms, .. } => match request.on_doubt {
-            OnDoubt::Park => Ok(ClaimDecision::InDoubt { since_ms: *until_ms }),
-            OnDoubt::Retry => {
-                Ok(ClaimDecision::Granted { entry: grant(fence(), entry.takeovers + 1), takeover: true })
+            OnDoubt::Park if !mutant::is("doubt-retried-under-park") && !mutant::is("held-key-granted") => {
+                Ok(ClaimDecision::InDoubt { since_ms: *until_ms })
+            }
+            OnDoubt::Park | OnDoubt::Retry => {
+                let fence = if mutant::is("fence-repeated") { entry.fence } else { fence() };
+                Ok(ClaimDecision::Granted { entry: grant(fence, entry.takeovers + 1), takeover: true })
             }
         },
     }
@@ -258,7 +271,7 @@ pub fn end(
     now_ms: u64,
 ) -> Result<EntryChange, TokenError> {
     let entry = entry.ok_or(TokenError::Gone)?;
-    if entry.fence != fence {
+    if entry.fence != fence && !mutant::is("stale-end-accepted") {
         return Err(TokenError::Stale);
     }
     match (&entry.stage, ending) {
@@ -268,6 +281,9 @@ pub fn end(
             Ok(EntryChange::Unchanged)
         }
         (Stage::Completed { .. }, _) => Err(TokenError::Ended),
+        (Stage::Processing { .. }, ClaimEnding::Complete { .. }) if mutant::is("completion-not-recorded") => {
+            Ok(EntryChange::Unchanged)
+        }
         (Stage::Processing { .. }, ClaimEnding::Complete { outcome, ttl_ms }) => {
             Ok(EntryChange::Write(completed(entry.clone(), outcome, *ttl_ms, now_ms)))
         }

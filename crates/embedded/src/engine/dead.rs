@@ -25,6 +25,10 @@ impl Engine {
         };
         self.halt(now, queue, slot);
         let (source, wave) = self.queue_and_wave(queue);
+        if hapax_core::mutant::is("dead-letter-dropped") {
+            source.delete(wave, slot);
+            return Settled::Dead;
+        }
 
         let died = *source.table.get(slot);
         let group = source.table.group_name(&died);

@@ -58,6 +58,9 @@ struct Group {
 impl Group {
     /// The first position in flight (FIFO): nothing behind it can be delivered.
     fn first_in_flight(&self) -> u64 {
+        if hapax_core::mutant::is("group-overtaken") {
+            return u64::MAX;
+        }
         self.in_flight_by_order.first_key_value().map_or(u64::MAX, |(order, _)| *order)
     }
 }

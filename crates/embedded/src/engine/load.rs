@@ -165,6 +165,7 @@ impl Loader {
                     }
                 }
             }
+            LoadedRow::Dedup { .. } if hapax_core::mutant::is("dedup-forgotten-on-restart") => {}
             LoadedRow::Dedup { queue, row } => {
                 if let Some(queue) = engine.queues.get_mut(queue as usize).and_then(Option::as_mut) {
                     queue.dedup.add(row);

@@ -215,6 +215,9 @@ impl Engine {
         let (queue, wave) = self.queue_and_wave(from);
         let group: Option<GroupId> = queue.table.group_name(queue.table.get(candidate.slot));
         let before = queue.delete(wave, candidate.slot);
+        if hapax_core::mutant::is("redriven-message-dropped") {
+            return true;
+        }
 
         let (queue, wave) = self.queue_and_wave(to);
         let seq = wave.next_seq();

@@ -60,6 +60,11 @@ impl Engine {
                 State::InFlight => {
                     self.queue_and_wave(queue).0.totals.expired += 1;
                     self.put_back_rest_of_batch(now, queue, &entry);
+                    if hapax_core::mutant::is("expired-message-dropped") {
+                        let (queue, wave) = self.queue_and_wave(queue);
+                        queue.delete(wave, slot);
+                        continue;
+                    }
                     self.fail(now, queue, slot, FailureCause::Expired, None, None, random());
                 }
                 State::Ready | State::Parked => unreachable!("only delayed and in-flight messages are due"),
