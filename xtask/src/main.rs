@@ -8,6 +8,7 @@ mod report;
 mod services;
 mod suite;
 mod totals;
+mod valkey;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -9,11 +9,18 @@ use hapax_faults::{PROGRAMS_VARIABLE, PatroniCluster, PgBouncer, PostgresServer}
 
 use crate::child;
 use crate::suite::{Context, Outcome, Skip, Step};
+use crate::valkey;
 
 /// Steps that come before the tests.
 pub const STEPS: &[Step] = &[
     Step { name: "service: postgres", limit: Duration::from_mins(10), needs_build: false, action: postgres },
     Step { name: "service: redis", limit: Duration::from_mins(10), needs_build: false, action: redis },
+    Step {
+        name: "service: valkey",
+        limit: Duration::from_mins(10),
+        needs_build: false,
+        action: valkey::install,
+    },
     Step { name: "service: nats", limit: Duration::from_mins(10), needs_build: false, action: nats },
     Step {
         name: "service: postgres 18",
@@ -49,6 +56,12 @@ pub const TEST_STEPS: &[Step] = &[
         limit: Duration::from_mins(15),
         needs_build: true,
         action: tests_behind_pgbouncer,
+    },
+    Step {
+        name: "tests on valkey",
+        limit: Duration::from_mins(15),
+        needs_build: true,
+        action: valkey::tests,
     },
 ];
 
@@ -180,11 +193,14 @@ fn install(cx: &Context, step: &Step, what: &str, package: &str) -> Option<Outco
 /// The version of the package with PostgreSQL 18's programs.
 const VERSION_18: &str = "18.0.0";
 
-/// Where PostgreSQL 18 is. As root, tests run it as another user, who may not be able to read the workspace.
+/// Where servers are that are not installed. As root, tests run some as another user, who may not be able to read the
+/// workspace.
+pub fn services_folder(cx: &Context) -> PathBuf {
+    if is_root() { PathBuf::from("/opt/hapax-services") } else { cx.target().join("services") }
+}
+
 fn folder_of_18(cx: &Context) -> PathBuf {
-    let services =
-        if is_root() { PathBuf::from("/opt/hapax-services") } else { cx.target().join("services") };
-    services.join(format!("postgresql-{VERSION_18}"))
+    services_folder(cx).join(format!("postgresql-{VERSION_18}"))
 }
 
 /// PostgreSQL 18, from a package of Maven that has `postgres` and `initdb`; clients are those of PostgreSQL 15.
@@ -251,7 +267,7 @@ fn unpack_18(cx: &Context, step: &Step, folder: &Path) -> Result<(), Outcome> {
 }
 
 /// What an earlier step has said: why it could not be installed, and that it failed if it should have been.
-fn not_installed(what: &str) -> Outcome {
+pub fn not_installed(what: &str) -> Outcome {
     Outcome::Skipped(Skip::RegistryOutOfReach(format!("{what} is not installed")))
 }
 
@@ -277,7 +293,7 @@ fn tests_behind_pgbouncer(cx: &Context, step: &Step) -> Outcome {
 
 /// Runs test binaries, a selection of their cases unless the run is a long one. The whole workspace is chosen, so that
 /// nothing is built again.
-fn tests_of<'n>(cx: &Context, names: impl Iterator<Item = &'n &'n str>) -> Command {
+pub fn tests_of<'n>(cx: &Context, names: impl Iterator<Item = &'n &'n str>) -> Command {
     let mut command = cx.cargo(&["test", "--workspace", "--all-features", "--no-fail-fast"]);
     for name in names {
         command.args(["--test", name]);
@@ -288,7 +304,7 @@ fn tests_of<'n>(cx: &Context, names: impl Iterator<Item = &'n &'n str>) -> Comma
     command
 }
 
-fn with_args(program: &str, args: &[&str]) -> Command {
+pub fn with_args(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args);
     command
@@ -312,7 +328,7 @@ mod tests {
     #[test]
     fn the_selected_test_binaries_exist_once() {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
-        for name in ANYWHERE.iter().chain(LONG_ON_18) {
+        for name in [ANYWHERE, LONG_ON_18, valkey::TESTS, valkey::LONG_TESTS].concat() {
             let packages = std::fs::read_dir(&crates).unwrap().flatten();
             let file = format!("tests/{name}.rs");
             let having = packages.filter(|package| package.path().join(&file).exists()).count();

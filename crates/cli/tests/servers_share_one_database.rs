@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::postgres::database;
-use common::proxied::{Proxy, post, request, service};
+use common::proxied::{post, request, two_proxies_execute_once};
 use common::{Server, hapax, run};
 use hapax_faults::{PostgresServer, ROLE_WITH_PASSWORD};
 use rustix::process::Signal;
@@ -160,24 +160,7 @@ fn two_proxies_with_one_ledger_execute_once(postgres: &'static PostgresServer) {
     let (url, _) = database(postgres);
     let folder = tempdir().unwrap();
     run(&folder, &["migrate", "--store", &url]).ok();
-    let (upstream, calls) = service();
-    let args = ["--upstream", &format!("http://{upstream}"), "--ledger", &url];
-    let (one, two) = (Proxy::start(&folder, &args), Proxy::start(&folder, &args));
-    let answers: Vec<String> = std::thread::scope(|scope| {
-        let asked: Vec<_> = (0..8)
-            .map(|number| if number % 2 == 0 { &one } else { &two })
-            .map(|proxy| scope.spawn(|| post(&proxy.address, "k")))
-            .collect();
-        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
-    });
-    assert!(answers.iter().all(|answer| answer.ends_with("call 1")), "{answers:?}");
-    assert_eq!(calls.load(Ordering::SeqCst), 1);
-    // Operators reach the ledger through each proxy, and without one.
-    for endpoint in [one.admin().unwrap(), two.admin().unwrap(), &url] {
-        let shown = run(&folder, &["ledger", "list", "--json", "--endpoint", endpoint]).ok();
-        assert!(shown.contains("http/proxy/anyone/POST /orders"), "{endpoint}: {shown}");
-    }
-    one.end(Signal::KILL);
+    let (two, _) = two_proxies_execute_once(&folder, &url);
     assert!(post(&two.address, "k").contains("idempotent-replayed: true"));
 }
 

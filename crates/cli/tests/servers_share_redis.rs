@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
-use common::proxied::{Proxy, post, service};
+use common::proxied::{post, two_proxies_execute_once};
 use common::{Server, hapax, run};
 use hapax_faults::{RedisCluster, RedisServer};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -47,24 +47,7 @@ fn main() -> ExitCode {
 fn two_proxies() {
     let redis = RedisServer::start(DURABLE).unwrap();
     let (folder, url) = (tempdir().unwrap(), format!("redis://{}", redis.address()));
-    let (upstream, calls) = service();
-    let args = ["--upstream", &format!("http://{upstream}"), "--ledger", &url];
-    let (one, two) = (Proxy::start(&folder, &args), Proxy::start(&folder, &args));
-    let answers: Vec<String> = std::thread::scope(|scope| {
-        let asked: Vec<_> = (0..8)
-            .map(|number| if number % 2 == 0 { &one } else { &two })
-            .map(|proxy| scope.spawn(|| post(&proxy.address, "k")))
-            .collect();
-        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
-    });
-    assert!(answers.iter().all(|answer| answer.ends_with("call 1")), "{answers:?}");
-    assert_eq!(calls.load(Ordering::SeqCst), 1);
-    // Operators reach the ledger through each proxy, and without one.
-    for endpoint in [one.admin().unwrap(), two.admin().unwrap(), &url] {
-        let shown = run(&folder, &["ledger", "list", "--json", "--endpoint", endpoint]).ok();
-        assert!(shown.contains("http/proxy/anyone/POST /orders"), "{endpoint}: {shown}");
-    }
-    one.end(Signal::KILL);
+    let (two, calls) = two_proxies_execute_once(&folder, &url);
     redis.kill();
     let closed = post(&two.address, "other");
     assert!(closed.starts_with("http/1.1 503"), "without its ledger, the proxy refuses: {closed}");
@@ -93,14 +76,20 @@ fn doctor() {
     assert_eq!(found(&url), (vec![], Some(0)));
     redis.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).unwrap();
     assert_eq!(found(&url), (vec!["redis-may-evict".to_owned()], Some(1)));
+    let refused = run(&tempdir().unwrap(), &["serve", "--listen", "127.0.0.1:0", "--store", &url]).failed(1);
+    assert_eq!(refused.matches("allkeys-lru").count(), 1, "it is said once: {refused}");
     redis.cli(&["CONFIG", "SET", "maxmemory-policy", "noeviction", "appendonly", "no"]).unwrap();
     assert_eq!(found(&url), (vec!["redis-durability".to_owned()], Some(1)));
     assert_eq!(
         found(&format!("{url}?hapax_durability=process")),
         (vec!["redis-not-durable".to_owned()], Some(0))
     );
-    let cluster = RedisCluster::start(&["min-replicas-to-write 1", "cluster-node-timeout 120000"]).unwrap();
-    assert_eq!(found(&format!("{}?hapax_durability=replicated", cluster.url())), (vec![], Some(0)));
+    let settings = ["min-replicas-to-write 1", "cluster-node-timeout 120000", "appendonly yes"];
+    let cluster = RedisCluster::start(&settings).unwrap();
+    let url = format!("{}?hapax_durability=replicated", cluster.url());
+    assert_eq!(found(&url), (vec![], Some(0)));
+    cluster.nodes[0].cli(&["CONFIG", "SET", "appendonly", "no"]).unwrap();
+    assert_eq!(found(&url), (vec!["redis-not-durable".to_owned()], Some(0)));
     let secret = run(&tempdir().unwrap(), &["doctor", "--store", "redis://ann:hunter2@127.0.0.1:1"]);
     assert!(secret.code == Some(1) && !format!("{secret:?}").contains("hunter2"), "{secret:?}");
 }

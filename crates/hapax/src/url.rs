@@ -32,7 +32,7 @@ pub enum OpenError {
     /// The Redis store could not be opened.
     #[cfg(feature = "redis")]
     #[error("{0}; {remedy}", remedy = .0.remedy())]
-    Redis(#[from] hapax_redis::OpenError),
+    Redis(hapax_redis::OpenError),
     /// The server could not be reached, or is not a Hapax server.
     #[cfg(feature = "client")]
     #[error(transparent)]
@@ -40,6 +40,14 @@ pub enum OpenError {
     /// The thread that opens the store could not be started.
     #[error("no thread could be started: {0}")]
     Thread(std::io::Error),
+}
+
+/// Not as the source: its message is a part of this one.
+#[cfg(feature = "redis")]
+impl From<hapax_redis::OpenError> for OpenError {
+    fn from(error: hapax_redis::OpenError) -> Self {
+        Self::Redis(error)
+    }
 }
 
 impl OpenError {

@@ -17,6 +17,8 @@ pub(crate) enum Remedy {
     Moved(String),
     /// The slot is being moved to this node, and the keys are there.
     Ask(String),
+    /// The slot is being moved, and its keys are on two nodes.
+    Moving,
     /// The scripts are to be loaded first.
     Load,
     /// The node is not known as a master: find out first which replicas it has.
@@ -33,7 +35,7 @@ pub(crate) enum Remedy {
 
 /// Errors that a node reports before it does anything, and that pass.
 const PASSING: &[&str] =
-    &["LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "BUSY", "MISCONF"];
+    &["LOADING", "READONLY", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "BUSY", "MISCONF"];
 
 /// Classifies an error of a call that was sent.
 pub(crate) fn remedy(what: &str, error: &RedisError) -> Remedy {
@@ -45,6 +47,7 @@ pub(crate) fn remedy(what: &str, error: &RedisError) -> Remedy {
             Some((address, _)) => Remedy::Ask(address.to_owned()),
             None => Remedy::Later,
         },
+        "TRYAGAIN" => Remedy::Moving,
         "NOSCRIPT" => Remedy::Load,
         _ if PASSING.contains(&code) => Remedy::Later,
         "OOM" => Remedy::Final(StoreError::Full(told())),
@@ -88,6 +91,7 @@ mod tests {
     fn what_was_refused_before_anything_was_done_is_asked_again() {
         assert_eq!(of("MOVED 7 10.0.0.1:6379"), Remedy::Moved("10.0.0.1:6379".to_owned()));
         assert_eq!(of("ASK 7 10.0.0.1:6379"), Remedy::Ask("10.0.0.1:6379".to_owned()));
+        assert_eq!(of("TRYAGAIN Multiple keys request during rehashing of slot"), Remedy::Moving);
         assert_eq!(of("NOSCRIPT No matching script."), Remedy::Load);
         for passing in PASSING {
             assert_eq!(of(&format!("{passing} wait")), Remedy::Later, "{passing}");

@@ -157,11 +157,17 @@ impl NodeFacts {
             found.push(finding("redis-keys-evicted", message, remedy));
         }
         if options.durability == Durability::Process {
-            let message = format!(
-                "the level `process` was chosen: a crash of the machine of {node} loses about a second"
-            );
+            let lost = if self.aof { "about a second" } else { "everything" };
+            let message =
+                format!("the level `process` was chosen: a crash of the machine of {node} loses {lost}");
             let remedy = "use hapax_durability=local with appendfsync always, or replicated, for keys that must have one effect";
             found.push(finding("redis-not-durable", message, remedy));
+        }
+        if options.durability == Durability::Replicated && !self.aof {
+            let message = format!(
+                "{node} has appendonly no: restarted before a replica takes its place, it is empty, and its replicas with it"
+            );
+            found.push(finding("redis-not-durable", message, "set appendonly yes"));
         }
         if self.replicas > 0 && options.durability != Durability::Replicated {
             let message = format!(
@@ -342,6 +348,8 @@ mod tests {
             (healthy(), Durability::Replicated, "redis-no-replica"),
             (NodeFacts { evicted_keys: 3, ..healthy() }, Durability::Local, "redis-keys-evicted"),
             (healthy(), Durability::Process, "redis-not-durable"),
+            (NodeFacts { aof: false, ..healthy() }, Durability::Process, "redis-not-durable"),
+            (NodeFacts { aof: false, ..replicas.clone() }, Durability::Replicated, "redis-not-durable"),
             (replicas.clone(), Durability::Local, "redis-replica-behind"),
             (
                 NodeFacts { min_replicas_to_write: Some(0), ..replicas.clone() },

@@ -19,6 +19,9 @@ use crate::topology::{Topology, field, following};
 
 /// How often a call is asked again, and the pause before it in milliseconds: together about two seconds.
 const PAUSES_MS: &[u64] = &[0, 0, 20, 50, 100, 200, 400, 600, 600];
+/// The pause while the slot of a call moves. It is asked until its time is over: a slot is moved in a moment, or in as many
+/// seconds as it has thousands of keys.
+const MOVING_PAUSE_MS: u64 = 100;
 /// How often a node that cannot be reached is asked again: a caller should not wait for a server that is down.
 const UNREACHABLE_MAX: usize = 1;
 
@@ -131,7 +134,20 @@ struct Pending {
     /// The node to ask out of turn, while its slot is being moved.
     asking: Option<String>,
     unreachable: usize,
+    /// Its slot was being moved when it was asked.
+    is_moving: bool,
     problem: String,
+}
+
+impl Pending {
+    fn new((at, call): (usize, Call)) -> Self {
+        Self { at, call, asking: None, unreachable: 0, is_moving: false, problem: String::new() }
+    }
+
+    fn not_ready(&self) -> StoreError {
+        let what = self.call.what;
+        StoreError::Unavailable(format!("{what}: Redis is not ready: {}", self.problem))
+    }
 }
 
 /// Runs calls.
@@ -173,10 +189,15 @@ impl Runner {
         if let Some(refusal) = self.refusal() {
             return calls.iter().map(|_| Err(refusal.clone())).collect();
         }
-        let pending = |(at, call)| Pending { at, call, asking: None, unreachable: 0, problem: String::new() };
-        let mut open: Vec<Pending> = calls.into_iter().enumerate().map(pending).collect();
+        let mut open: Vec<Pending> = calls.into_iter().enumerate().map(Pending::new).collect();
         let end = Instant::now() + self.options.call_limit();
-        for pause_ms in PAUSES_MS {
+        let last = std::iter::repeat(&MOVING_PAUSE_MS);
+        for (tried, pause_ms) in PAUSES_MS.iter().chain(last).enumerate() {
+            if tried >= PAUSES_MS.len() {
+                for pending in open.extract_if(.., |pending| !pending.is_moving) {
+                    answers[pending.at] = Some(Err(pending.not_ready()));
+                }
+            }
             let pause = Duration::from_millis(*pause_ms);
             if open.is_empty() || Instant::now() + pause >= end {
                 break;
@@ -188,8 +209,7 @@ impl Runner {
             open = Box::pin(self.attempt(open, &mut answers, end)).await;
         }
         for pending in open {
-            let problem = format!("{}: Redis is not ready: {}", pending.call.what, pending.problem);
-            answers[pending.at] = Some(Err(StoreError::Unavailable(problem)));
+            answers[pending.at] = Some(Err(pending.not_ready()));
         }
         answers.into_iter().map(|answer| answer.expect("each call is answered or pending")).collect()
     }
@@ -225,6 +245,7 @@ impl Runner {
                     remedy
                 }
             };
+            pending.is_moving = matches!(remedy, Remedy::Ask(_) | Remedy::Moving);
             match remedy {
                 Remedy::Moved(to) => {
                     self.topology.moved(pending.call.shard, &self.topology.named(&to, &address));
@@ -233,7 +254,7 @@ impl Runner {
                 Remedy::Ask(to) => pending.asking = Some(self.topology.named(&to, &address)),
                 Remedy::Load => load.push(address),
                 Remedy::Unknown => stale = Stale::Surely,
-                Remedy::Later => stale = stale.max(Stale::Perhaps),
+                Remedy::Later | Remedy::Moving => stale = stale.max(Stale::Perhaps),
                 Remedy::Unreachable if pending.unreachable < UNREACHABLE_MAX => {
                     pending.unreachable += 1;
                     stale = stale.max(Stale::Perhaps);

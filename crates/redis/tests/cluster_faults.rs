@@ -6,6 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::slots::{Move, is_master};
 use common::{
     PATIENCE, ask, claim, claim_patiently, completed, effect, end_patiently, entry_patiently,
     granted_patiently, id, options,
@@ -51,10 +52,6 @@ fn wait_for(cluster: &RedisCluster, what: &str, mut holds: impl FnMut() -> bool)
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-}
-
-fn is_master(node: &RedisServer) -> bool {
-    node.cli(&["ROLE"]).is_ok_and(|role| role.starts_with("master"))
 }
 
 fn wait_for_master(cluster: &RedisCluster, at: usize) {
@@ -216,65 +213,35 @@ async fn a_master_that_was_paused_through_a_failover_grants_nothing() {
     }
 }
 
-/// A slot with entries, on its way from one master to another.
-struct Move<'c> {
-    from: &'c RedisServer,
-    to: &'c RedisServer,
-    to_id: String,
-    slot: String,
-    keys: Vec<String>,
-}
-
-impl<'c> Move<'c> {
-    /// Prepares the move of the one slot that has entries.
-    fn begin(cluster: &'c RedisCluster) -> Self {
-        let found = cluster.nodes[..3].iter().find_map(|node| {
-            let keys = node.cli(&["--scan", "--pattern", "*:meta"]).unwrap();
-            Some((node, keys.lines().next()?.to_owned()))
-        });
-        let (from, key) = found.expect("a node has the entries");
-        let slot = from.cli(&["CLUSTER", "KEYSLOT", &key]).unwrap();
-        let to = cluster.nodes[..3].iter().find(|node| node.address() != from.address()).unwrap();
-        let id = |node: &RedisServer| node.cli(&["CLUSTER", "MYID"]).unwrap();
-        let (from_id, to_id) = (id(from), id(to));
-        to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_id]).unwrap();
-        from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_id]).unwrap();
-        let keys = from.cli(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]).unwrap();
-        let keys: Vec<String> = keys.lines().map(str::to_owned).collect();
-        assert!(keys.len() > 3, "{keys:?}");
-        Self { from, to, to_id, slot, keys }
-    }
-
-    fn migrate(&self, keys: &[String]) {
-        let port = self.to.address().split_once(':').unwrap().1.to_owned();
-        let mut command = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
-        command.extend(keys.iter().map(String::as_str));
-        self.from.cli(&command).unwrap();
-    }
-
-    fn end(&self) {
-        for node in [self.to, self.from] {
-            node.cli(&["CLUSTER", "SETSLOT", &self.slot, "NODE", &self.to_id]).unwrap();
-        }
-    }
-}
-
 async fn a_slot_that_moves_keeps_its_entries() {
     let cluster = RedisCluster::start(&["cluster-node-timeout 15000"]).unwrap();
-    let store = RedisStore::open(&cluster.url(), replicated()).await.unwrap();
+    let options = Options { operation_timeout: Duration::from_secs(60), ..replicated() };
+    let soon = Duration::from_secs(1);
+    let store = RedisStore::open(&cluster.url(), options.clone()).await.unwrap();
+    let impatient = Options { operation_timeout: soon, connect_timeout: soon, ..options };
+    let impatient = RedisStore::open(&cluster.url(), impatient).await.unwrap();
     let held = granted_patiently(&store, ask("held", "ann")).await;
     effect(&store, "done").await;
-    let slot = Move::begin(&cluster);
-    // While keys are on both nodes, a script that needs several of them is told to try again: that is not an outcome.
-    slot.migrate(&slot.keys[..2]);
-    let between = claim(&store, ask("held", "ann")).await;
-    assert!(matches!(&between, Err(ClaimError::Store(StoreError::Unavailable(_)))), "{between:?}");
-    slot.migrate(&slot.keys[2..]);
-    // All keys are at the new node, which is not the owner yet, and which refuses scripts with keys that do not exist, however
-    // they are asked: nothing is lost by that, and nothing is granted twice.
-    let between = claim(&store, ask("held", "ann")).await;
-    assert!(matches!(&between, Err(ClaimError::Store(StoreError::Unavailable(_)))), "{between:?}");
+    let slot = Move::begin(&cluster, "*:meta");
+    // While keys are on both nodes, and also when all are at the new one, which is not the owner yet, Redis refuses scripts
+    // with keys that do not exist: nothing is lost by that, and nothing is granted twice.
+    let keys = slot.keys();
+    let mut patient = Vec::new();
+    for some in [&keys[..2], &keys[2..]] {
+        slot.migrate(some);
+        let (store, key) = (store.clone(), format!("new {}", patient.len()));
+        patient.push(tokio::spawn(async move { claim(&store, ask(&key, "ann")).await }));
+        for _ in 0..2 {
+            let between = claim(&impatient, ask("held", "ann")).await;
+            assert!(matches!(&between, Err(ClaimError::Store(StoreError::Unavailable(_)))), "{between:?}");
+        }
+    }
     slot.end();
+    // A claim that has time waits for the end of the move.
+    for claimed in patient {
+        let claimed = claimed.await.unwrap();
+        assert!(matches!(claimed, Ok(Claim::Granted(_))), "{claimed:?}");
+    }
     let Claim::Granted(again) = claim_patiently(&store, ask("held", "ann")).await else { panic!("lost") };
     assert_eq!((&again.token, again.fence), (&held.token, held.fence));
     let ended = end_patiently(&store, completed("held", &held, "done")).await;
@@ -293,8 +260,8 @@ async fn a_node_that_is_named_by_its_host_confirms_nothing_alone() {
     let store = RedisStore::open(&cluster.url(), replicated()).await.unwrap();
     let held = granted_patiently(&store, ask("held", "ann")).await;
     effect(&store, "done").await;
-    let slot = Move::begin(&cluster);
-    slot.migrate(&slot.keys);
+    let slot = Move::begin(&cluster, "*:meta");
+    slot.migrate(&slot.keys());
     cluster.nodes[3..].iter().for_each(RedisServer::pause);
     // The nodes were looked at just now, so they are not looked at again before the answer is believed.
     store.look_at_servers().await.unwrap();

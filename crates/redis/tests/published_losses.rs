@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use common::slots::is_master;
 use common::{PATIENCE, completed, options, patiently};
 use hapax_core::{
     Browse, Claim, ClaimRequest, EndClaim, EntryId, EntryState, Grant, Ledger as _, MessageId, NewMessage,
@@ -229,10 +230,6 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(start.elapsed() < PATIENCE, "{what}: not in time");
         std::thread::sleep(Duration::from_millis(10));
     }
-}
-
-fn is_master(node: &RedisServer) -> bool {
-    node.cli(&["ROLE"]).is_ok_and(|role| role.starts_with("master"))
 }
 
 /// The master of a pair, and its replica.

@@ -9,7 +9,11 @@ use common::{
     DURABLE, ask, claim, claim_patiently, completed, effect, end_patiently, entry_patiently, granted, id,
     options, patiently, url,
 };
-use hapax_core::{Claim, ClaimError, Clock as _, EntryState, Ledger as _, ManualClock, StoreError};
+use hapax_core::{
+    Browse, Claim, ClaimEnding, ClaimError, ClaimRequest, Clock as _, EndClaim, EntryId, EntryState,
+    Ledger as _, ManualClock, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive,
+    Settle, StoreError, Tier,
+};
 use hapax_faults::RedisServer;
 use hapax_redis::{Durability, Options, RedisStore};
 use tokio::task::JoinSet;
@@ -27,6 +31,7 @@ fn main() -> std::process::ExitCode {
         open_claims_of_one_scope_are_bounded,
         a_damaged_entry_is_said_to_be_damaged,
         a_damaged_entry_does_not_stop_the_sweep,
+        a_damaged_entry_leaves_no_batch_half_counted,
         callers_of_a_server_that_hangs_are_answered_together,
     ])
 }
@@ -309,4 +314,36 @@ async fn callers_of_a_server_that_hangs_are_answered_together() {
             effect(&store, "after").await;
         }
     }
+}
+
+async fn a_damaged_entry_leaves_no_batch_half_counted() {
+    let server = RedisServer::start(DURABLE).unwrap();
+    let options = options();
+    let store = RedisStore::open(&url(&server), options.clone()).await.unwrap();
+    let queue: QueueName = "jobs".parse().unwrap();
+    let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::sqs() };
+    store.create_queue(&queue, config).await.unwrap();
+    let message = |key: &str| NewMessage::new(key.to_owned()).idempotency_key(&key.parse().unwrap());
+    let entry = EntryId::of_queue(&queue, "bad".parse().unwrap());
+    let token = granted(&store, ClaimRequest { id: entry.clone(), ..ask("bad", "ann") }).await.token;
+    let key = server.cli(&["--scan", "--pattern", &format!("{}:*:e:*", options.prefix)]).unwrap();
+    server.cli(&["RENAME", &key, "kept"]).unwrap();
+    server.cli(&["SET", &key, "not an entry"]).unwrap();
+    let sent = store.send(&queue, vec![message("good"), message("bad")]).await;
+    assert!(matches!(&sent, Err(StoreError::Damaged(_))), "{sent:?}");
+    let there = store.browse(&queue, Browse { limit: 10, ..Browse::default() }).await.unwrap().items.len();
+    assert_eq!((there, store.stats(&queue).await.unwrap().ready), (0, 0), "nothing of the batch was added");
+
+    // The same for a batch of settles: what was done is counted.
+    server.cli(&["RENAME", "kept", &key]).unwrap();
+    store.send(&queue, vec![message("good"), message("bad")]).await.unwrap();
+    let got = store.receive(&queue, Receive::up_to(2)).await.unwrap();
+    server.cli(&["SET", &key, "not an entry"]).unwrap();
+    let mut settles: Vec<Settle> = got.iter().map(|one| Settle::ack(one.receipt.clone())).collect();
+    settles[1].claim = Some(EndClaim { id: entry, token, ending: ClaimEnding::Release });
+    let settled = store.settle(&queue, settles).await;
+    assert!(matches!(&settled, Err(StoreError::Damaged(_))), "{settled:?}");
+    let there = store.browse(&queue, Browse { limit: 10, ..Browse::default() }).await.unwrap().items.len();
+    let stats = store.stats(&queue).await.unwrap();
+    assert_eq!((there, stats.in_flight, stats.totals.acked), (1, 1, 1), "the other one was acked");
 }

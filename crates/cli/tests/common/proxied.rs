@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::hapax;
+use super::{hapax, run};
 
 /// Answers each request with its number, and counts them.
 pub fn service() -> (SocketAddr, Arc<AtomicUsize>) {
@@ -57,6 +57,29 @@ pub fn request(to: &str, line: &str, headers: &str) -> String {
 /// POSTs with a key; the whole answer as text, in lower case.
 pub fn post(to: &str, key: &str) -> String {
     request(to, "POST /orders", &format!("host: x\r\nidempotency-key: {key}")).to_lowercase()
+}
+
+/// Two proxies with one ledger: duplicates through both have one effect, and operators reach the ledger through each proxy and
+/// without one. The first proxy is killed then. Returns the other, and the counter of the service.
+pub fn two_proxies_execute_once(folder: &TempDir, ledger: &str) -> (Proxy, Arc<AtomicUsize>) {
+    let (upstream, calls) = service();
+    let args = ["--upstream", &format!("http://{upstream}"), "--ledger", ledger];
+    let (one, two) = (Proxy::start(folder, &args), Proxy::start(folder, &args));
+    let answers: Vec<String> = std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..8)
+            .map(|number| if number % 2 == 0 { &one } else { &two })
+            .map(|proxy| scope.spawn(|| post(&proxy.address, "k")))
+            .collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    assert!(answers.iter().all(|answer| answer.ends_with("call 1")), "{answers:?}");
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    for endpoint in [one.admin().unwrap(), two.admin().unwrap(), ledger] {
+        let shown = run(folder, &["ledger", "list", "--json", "--endpoint", endpoint]).ok();
+        assert!(shown.contains("http/proxy/anyone/POST /orders"), "{endpoint}: {shown}");
+    }
+    one.end(Signal::KILL);
+    (two, calls)
 }
 
 /// A running `hapax proxy`.

@@ -117,6 +117,10 @@ impl Queues {
                     Some(Arrival::Parked) => Ok(Settled::Parked),
                     _ => Ok(Settled::Dead),
                 },
+                "claim damaged" => {
+                    let id = settle.claim.as_ref().map(|end| end.id.to_string()).unwrap_or_default();
+                    return Err(StoreError::Damaged(format!("the entry {id} of the ledger cannot be read")));
+                }
                 "claim closed" => {
                     let problem = "the ledger is closed for a copy, so no claim can be ended with a delivery";
                     return Err(StoreError::Moved(problem.to_owned()));

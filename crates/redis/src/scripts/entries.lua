@@ -8,11 +8,11 @@ local TAKEOVERS, STAGE, LEASE, UNTIL, PARKS, VALUE, OMITTED = 8, 9, 10, 11, 12, 
 local HELD, DOUBTED, COMPLETED, FAILED = 0, 1, 2, 3
 local HOUR_MS = 3600000
 local written, resumed = false, {}
--- The channel of the shard: other processes hear there what may be worth a look.
-local WAKE = string.gsub(META, 'meta$', 'wake')
 
--- A hint for those who wait for a key (`c`) or for messages of a queue (`q`). It may be lost: they look by themselves too.
+-- A hint for those who wait for a key (`c`) or for messages of a queue (`q`), on the channel of the shard: other processes hear
+-- there what may be worth a look. It may be lost: they look by themselves too.
 local function wake(kind, name)
+  local WAKE = string.gsub(META, 'meta$', 'wake')
   redis.call('SPUBLISH', WAKE, kind .. ' ' .. name)
 end
 

@@ -1,6 +1,7 @@
 //! Private Redis servers for the tests of one process, and a store with a prefix of its own for each test.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod slots;
 pub mod suite;
 
 use std::sync::OnceLock;

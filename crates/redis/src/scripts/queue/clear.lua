@@ -19,7 +19,7 @@ for at = 1, #waits, 2 do
   end
 end
 if #waits == 1000 then return answer('more', #waits / 2) end
-local removed = count('messages', 4) + #waits / 2
+local removed = count('messages') + #waits / 2
 for _, key in ipairs({ M, B, ALL, READY, DUE, GROUPS, RETAIN, SENT, IDS, DEDUP, DEDUP_AT, SIDE, TRIES_AT, HALTED, WAITS }) do
   redis.call('UNLINK', key)
 end

@@ -20,18 +20,29 @@ math.random()
 -- The settings as the caller knows them, with their revision.
 local C = {}
 do
-  local words = {}
-  for word in string.gmatch(ARGV[5], '%S+') do words[#words + 1] = word end
-  C.revision, C.name, C.dead_letters = words[1], words[2], words[3]
-  local names = { 'fifo', 'retention', 'limit', 'base', 'cap', 'jitter', 'halts', 'window', 'messages_max', 'bytes_max', 'once' }
-  for at, name in ipairs(names) do C[name] = tonumber(words[at + 3]) end
-  C.fifo, C.halts, C.once = C.fifo == 1, C.halts == 1, C.once == 1
+  local word = ' (%S+)'
+  local fifo, retention, limit, base, cap, jitter, halts, window, messages_max, bytes_max, once
+  C.revision, C.name, C.dead_letters, fifo, retention, limit, base, cap, jitter, halts, window, messages_max, bytes_max, once =
+    string.match(ARGV[5], '^(%S+)' .. string.rep(word, 13))
+  C.fifo, C.halts, C.once = fifo == '1', halts == '1', once == '1'
+  C.retention, C.limit, C.window, C.messages_max, C.bytes_max =
+    tonumber(retention), tonumber(limit), tonumber(window), tonumber(messages_max), tonumber(bytes_max)
+  C.base, C.cap, C.jitter = tonumber(base), tonumber(cap), tonumber(jitter)
 end
 
-local known = redis.call('HMGET', INFO, 'revision', 'seq', 'pause', 'messages', 'bytes', 'in_flight', 'noisy', 'copy')
-local seq, paused = tonumber(known[2] or 0), (known[3] or '') ~= ''
+-- The counters of a queue, by their places in `known`.
+local COUNTERS = {
+  seq = 4, messages = 5, bytes = 6, in_flight = 7, noisy = 8, ready = 9, delayed = 10, parked = 11, letters = 12, sent = 13,
+  duplicates = 14, delivered = 15, acked = 16, retried = 17, deferred = 18, expired = 19, dead = 20, stale = 21,
+  retention_dropped = 22,
+}
+local known = redis.call(
+  'HMGET', INFO, 'revision', 'pause', 'copy', 'seq', 'messages', 'bytes', 'in_flight', 'noisy', 'ready', 'delayed', 'parked',
+  'letters', 'sent', 'duplicates', 'delivered', 'acked', 'retried', 'deferred', 'expired', 'dead', 'stale', 'retention_dropped'
+)
+local seq, paused = tonumber(known[4] or 0), (known[2] or '') ~= ''
 -- Why the queue is closed for a copy to or from another store; nil: it is open. Time does not change a closed queue.
-local closed = known[8] or nil
+local closed = known[3] or nil
 local deltas, touched, moves, checks, decisions = {}, {}, {}, {}, 0
 -- Whether messages became ready that others may wait for.
 local is_woken = false
@@ -41,8 +52,8 @@ local function bump(name, by)
   deltas[name] = (deltas[name] or 0) + by
 end
 
-local function count(name, at)
-  return tonumber(known[at] or 0) + (deltas[name] or 0)
+local function count(name)
+  return tonumber(known[COUNTERS[name]] or 0) + (deltas[name] or 0)
 end
 
 local function next_fence()
@@ -100,6 +111,7 @@ local function leave(s, m)
   bump(COUNTER[state], -1)
   if state == IS_READY and not C.fifo then redis.call('ZREM', READY, s) end
   if state == IS_HIDDEN or state == IN_FLIGHT then redis.call('ZREM', DUE, s) end
+  if state == IS_READY or state == IS_HIDDEN then redis.call('ZREM', RETAIN, s) end
   if state == IN_FLIGHT then count_flight(m, -1) end
   touch(m)
 end
@@ -115,11 +127,7 @@ local function enter(s, m, state, until_ms)
   end
   if state == IS_HIDDEN or state == IN_FLIGHT then redis.call('ZADD', DUE, m[F.until_ms], s) end
   if state == IN_FLIGHT then count_flight(m, 1) end
-  if state == IS_READY or state == IS_HIDDEN then
-    redis.call('ZADD', RETAIN, m[F.retained], s)
-  else
-    redis.call('ZREM', RETAIN, s)
-  end
+  if state == IS_READY or state == IS_HIDDEN then redis.call('ZADD', RETAIN, m[F.retained], s) end
   if C.fifo and state == IS_PARKED then
     redis.call('ZREM', GROUPS, m[F.group] .. ' ' .. s)
   elseif C.fifo then
@@ -143,7 +151,8 @@ end
 
 local function remove(s, m)
   leave(s, m)
-  for _, key in ipairs({ ALL, SENT, RETAIN }) do redis.call('ZREM', key, s) end
+  redis.call('ZREM', ALL, s)
+  redis.call('ZREM', SENT, s)
   if C.fifo then redis.call('ZREM', GROUPS, m[F.group] .. ' ' .. s) end
   redis.call('HDEL', M, s)
   redis.call('HDEL', B, s)
@@ -352,7 +361,8 @@ local function drop_old(bound, asks)
   return #old == bound and dropped > 0
 end
 
--- What time alone causes, up to a bound. Says whether there may be more.
+-- What time alone causes, up to a bound. Says whether there may be more. What is only to be forgotten is left to the sweep,
+-- which `asks`.
 local function tick(bound, asks)
   if closed then return false end
   local due = redis.call('ZRANGEBYSCORE', DUE, '-inf', now, 'LIMIT', 0, bound)
@@ -368,7 +378,11 @@ local function tick(bound, asks)
       end
     end
   end
-  local more = drop_old(bound, asks)
+  local more = drop_old(bound, asks) or #due == bound
+  if not asks then
+    refresh_groups()
+    return more
+  end
   local forgotten = redis.call('ZRANGEBYSCORE', DEDUP_AT, '-inf', now - C.window, 'LIMIT', 0, bound)
   for _, hash in ipairs(forgotten) do
     redis.call('HDEL', DEDUP, hash)
@@ -380,7 +394,7 @@ local function tick(bound, asks)
     redis.call('ZREM', TRIES_AT, attempt)
   end
   refresh_groups()
-  return #due == bound or more
+  return more or #forgotten == bound or #tried == bound
 end
 
 -- The message of a receipt, or why there is none.
@@ -406,9 +420,14 @@ end
 -- WAIT counts the writes of its own connection. An answer that rests on the write of another one needs a write of its own.
 local function answer(status, ...)
   refresh_groups()
+  local changed = {}
   for name, by in pairs(deltas) do
-    if by ~= 0 then redis.call('HINCRBY', INFO, name, by) end
+    if by ~= 0 then
+      changed[#changed + 1] = name
+      changed[#changed + 1] = count(name)
+    end
   end
+  if #changed > 0 then redis.call('HSET', INFO, unpack(changed)) end
   if is_woken then wake('q', C.name) end
   if fence ~= last_fence then redis.call('HSET', META, 'fence', fence) end
   if ARGV[2] == '1' then redis.call('HINCRBY', META, 'touched', 1) end

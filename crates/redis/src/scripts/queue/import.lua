@@ -12,7 +12,7 @@ local function import_message(id, fields, body, own)
   local m = cjson.decode(fields)
   local group = C.fifo and m[F.group]
   if group and refused[group] then return 'order', 0 end
-  local messages, used = count('messages', 4), count('bytes', 5)
+  local messages, used = count('messages'), count('bytes')
   local full = (C.messages_max >= 0 and messages >= C.messages_max and 'messages')
     or (C.bytes_max >= 0 and used + m[F.bytes] > C.bytes_max and 'bytes')
   if full then

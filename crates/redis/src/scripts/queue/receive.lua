@@ -12,7 +12,9 @@ local function handed(s, m)
   got[#got + 1] = { tonumber(s), m, body }
 end
 
+-- When there is something to look for, for a receive that has to wait.
 local function next_due()
+  if #got > 0 then return 0 end
   return tonumber(redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2] or 0)
 end
 
@@ -43,7 +45,7 @@ if attempt ~= '' then
   end
 end
 if paused then return ended('done') end
-local in_flight = count('in_flight', 6)
+local in_flight = count('in_flight')
 local room = @IN_FLIGHT_MAX@ - in_flight
 if room <= 0 then
   if C.fifo then return ended('done') end
@@ -81,13 +83,13 @@ local function is_noisy(m)
 end
 
 local function take_standard()
-  local found = redis.call('ZRANGE', READY, 0, count('noisy', 7) > 0 and 999 or max - 1, 'WITHSCORES')
+  local found = redis.call('ZRANGE', READY, 0, count('noisy') > 0 and 999 or max - 1, 'WITHSCORES')
   local rows, late, priority = {}, {}, nil
   local function close()
     for _, row in ipairs(late) do rows[#rows + 1] = row end
     late = {}
   end
-  local looks = count('noisy', 7) > 0
+  local looks = count('noisy') > 0
   for at = 1, #found, 2 do
     local s, this = found[at], math.floor(found[at + 1] / 562949953421312)
     local m = load(s)

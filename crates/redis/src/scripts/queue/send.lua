@@ -4,7 +4,9 @@
 -- Each element: id, body, bytes, delay_ms, deliver_at_ms, group, dedup id, its hash, priority, key, source of the key. In a queue
 -- whose handlers make claims, there is a key for each of them: the entry of its idempotency key.
 if closed then return answer('closed', closed) end
-tick(20)
+-- An entry whose time is over is gone, so that the message does not bring it back. All are looked at before anything is added:
+-- one that cannot be read ends the script.
+for at = 33, C.once and #KEYS or 0 do load_entry(KEYS[at]) end
 local answers = {}
 for at = 6, #ARGV, 11 do
   local id, body, bytes, hash = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), ARGV[at + 7]
@@ -17,7 +19,7 @@ for at = 6, #ARGV, 11 do
       told = { 'duplicate', sent_id, tonumber(sent_seq) }
     end
   end
-  local messages, used = count('messages', 4), count('bytes', 5)
+  local messages, used = count('messages'), count('bytes')
   if told then
     -- Nothing is added.
   elseif deliver_at >= 0 and deliver_at > now + @DELIVER_AHEAD_MS_MAX@ then
@@ -40,8 +42,6 @@ for at = 6, #ARGV, 11 do
     }
     if C.once then
       local entry = KEYS[33 + (at - 6) / 11]
-      -- An entry whose time is over is gone, so that the message does not bring it back.
-      load_entry(entry)
       need(m, entry)
     end
     if due > now then insert(s, m, body, IS_HIDDEN, due) else insert(s, m, body, IS_READY) end

@@ -5,7 +5,8 @@
 -- with `=`. The last two are the places of entries among the keys that follow the queue's, or 0; behind a claim stand its fence,
 -- nonce, ending, failed, value, omitted and ttl_ms.
 if closed then return answer('closed', closed) end
-tick(20)
+-- In a FIFO group, others that have lapsed before it count. `find` looks at the delivery itself.
+if C.fifo then tick(20) end
 local answers = {}
 
 local function settle(s, m, how, after, problem)
@@ -59,11 +60,12 @@ while at <= #ARGV do
   if claim > 0 and ledger_closed then
     ended = 'closed'
   elseif claim > 0 then
-    local ending, _ = ARGV[at + 10], nil
-    ended, _, changed = finish(
-      KEYS[32 + claim], tonumber(ARGV[at + 8]), ARGV[at + 9], ending, ARGV[at + 11] == '1', ARGV[at + 12],
+    -- An entry that cannot be read does not end the script behind settles that were made.
+    local fine, told, _, has_changed = pcall(
+      finish, KEYS[32 + claim], tonumber(ARGV[at + 8]), ARGV[at + 9], ARGV[at + 10], ARGV[at + 11] == '1', ARGV[at + 12],
       tonumber(ARGV[at + 13]), tonumber(ARGV[at + 14])
     )
+    if fine then ended, changed = told, has_changed else ended = 'damaged' end
   end
   if claim > 0 then next_at = at + 15 end
   local m, why
@@ -73,8 +75,9 @@ while at <= #ARGV do
     answers[#answers + 1] = { 'claim ' .. ended, 0, changed }
   elseif m then
     -- Nothing would wake it any more if its entry is not in doubt.
-    local e = parked_for > 0 and load_entry(KEYS[32 + parked_for])
-    if parked_for > 0 and not (e and is_in_doubt(e)) then how, after = 'defer', 0 end
+    local is_read, e = true, nil
+    if parked_for > 0 then is_read, e = pcall(load_entry, KEYS[32 + parked_for]) end
+    if parked_for > 0 and is_read and not (e and is_in_doubt(e)) then how, after = 'defer', 0 end
     local told, detail = settle(s, m, how, after, problem)
     answers[#answers + 1] = { told, detail or 0, changed }
   else
