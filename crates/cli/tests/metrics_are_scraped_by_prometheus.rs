@@ -75,6 +75,7 @@ fn files_name_real_metrics() {
         hapax::relay::RelayCounts::table(),
         hapax::relay::RouteStatus::table(),
         hapax_observe::figures::DeliveryFigures::table(),
+        vec![&hapax_observe::advice::FINDING],
     ];
     let mut known: BTreeSet<&str> = declared.concat().iter().map(|metric: &&Metric| metric.name).collect();
     let server = Server::start();

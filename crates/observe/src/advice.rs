@@ -212,16 +212,18 @@ impl DeadQueue {
     }
 }
 
+/// The metric of the advisor's findings.
+pub static FINDING: Metric = Metric {
+    name: "hapax_advice_finding",
+    help: "1 for each finding of the advisor; `hapax doctor` says what to do about it.",
+    kind: Kind::Gauge,
+    unit: Unit::Items,
+    kept_by: KeptBy::Process,
+    labels: &["queue", "code"],
+};
+
 /// The findings as metrics: 1 for each.
 pub fn samples(advice: &Advice) -> Vec<Sample> {
-    static FINDING: Metric = Metric {
-        name: "hapax_advice_finding",
-        help: "1 for each finding of the advisor; `hapax doctor` says what to do about it.",
-        kind: Kind::Gauge,
-        unit: Unit::Items,
-        kept_by: KeptBy::Process,
-        labels: &["queue", "code"],
-    };
     let sample = |located: &Located| {
         let queue = located.queue.as_ref().map_or_else(String::new, ToString::to_string);
         let labels = vec![("queue", queue), ("code", located.finding.code.to_string())];
