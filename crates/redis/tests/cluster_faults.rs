@@ -229,7 +229,7 @@ async fn a_slot_that_moves_keeps_its_entries() {
     let mut patient = Vec::new();
     for some in [&keys[..2], &keys[2..]] {
         slot.migrate(some);
-        let (store, key) = (store.clone(), format!("new {}", patient.len()));
+        let (store, key) = (store.clone(), format!("new-{}", patient.len()));
         patient.push(tokio::spawn(async move { claim(&store, ask(&key, "ann")).await }));
         for _ in 0..2 {
             let between = claim(&impatient, ask("held", "ann")).await;
