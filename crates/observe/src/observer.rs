@@ -202,7 +202,7 @@ impl Observer {
         }
         let (mut state, now_ms) = (self.state(), self.now_ms());
         for sent in sent.iter().flatten().filter(|sent| sent.duplicate) {
-            state.life(Subject::Message(sent.id), Some(queue)).push(now_ms, Event::SentAgain);
+            state.life(&Subject::Message(sent.id), Some(queue)).push(now_ms, Event::SentAgain);
         }
     }
 
@@ -244,7 +244,7 @@ impl Observer {
                 Ok(settled) => state.settled(queue, now_ms, hash, asked, *settled),
                 Err(SettleError::Claim(_)) => {
                     if let Some(id) = state.given.get(&hash).map(|given| given.id) {
-                        state.life(Subject::Message(id), Some(queue)).push(now_ms, Event::StaleClaim);
+                        state.life(&Subject::Message(id), Some(queue)).push(now_ms, Event::StaleClaim);
                     }
                 }
                 Err(error) => state.refused(queue, now_ms, hash, error.code()),
@@ -270,7 +270,7 @@ impl Observer {
                 }
                 // SQS's way to give a message back.
                 (None, Some(_)) => {
-                    state.returned(queue, now_ms, hash, Event::Returned { error: None, after_ms: 0 })
+                    state.returned(queue, now_ms, hash, Event::Returned { error: None, after_ms: 0 });
                 }
                 (Some(code), Some(_)) => state.refused(queue, now_ms, hash, code),
                 (_, None) => {}
@@ -301,7 +301,7 @@ impl Observer {
             if event == (Event::Claimed { takeover: false }) && !state.lives.contains_key(&subject) {
                 continue;
             }
-            let life = state.life(subject, queue);
+            let life = state.life(&subject, queue);
             life.key.get_or_insert_with(|| asked.id.key.clone());
             life.push(now_ms, event);
         }
@@ -319,7 +319,7 @@ impl Observer {
                 (Err(TokenError::Stale), _) => Event::StaleClaim,
                 _ => continue,
             };
-            let life = state.life(subject, None);
+            let life = state.life(&subject, None);
             life.key.get_or_insert_with(|| asked.id.key.clone());
             life.push(now_ms, event);
         }
@@ -417,8 +417,8 @@ impl State {
     }
 
     /// The life of a subject, made if there is none; it is to be written.
-    fn life(&mut self, subject: Subject, queue: Option<&QueueName>) -> &mut Life {
-        if !self.lives.contains_key(&subject) {
+    fn life(&mut self, subject: &Subject, queue: Option<&QueueName>) -> &mut Life {
+        if !self.lives.contains_key(subject) {
             while self.lives.len() >= LIVES_MAX
                 && let Some(oldest) = self.lives_order.pop_front()
             {
@@ -429,12 +429,12 @@ impl State {
             self.lives.insert(subject.clone(), Life::new(subject.clone(), queue.cloned()));
         }
         self.unwritten.insert(subject.clone());
-        self.lives.get_mut(&subject).expect("it was inserted if it was missing")
+        self.lives.get_mut(subject).expect("it was inserted if it was missing")
     }
 
     /// The life of a delivered message. A new one begins with the delivery.
     fn life_of(&mut self, queue: &QueueName, given: &Given) -> &mut Life {
-        let life = self.life(Subject::Message(given.id), Some(queue));
+        let life = self.life(&Subject::Message(given.id), Some(queue));
         if life.moments.is_empty() {
             life.push(given.at_ms, given.event());
         }
@@ -515,10 +515,10 @@ impl State {
             None if known => self.queue(queue).figures.repeated_after_return += 1,
             None => {
                 self.queue(queue).figures.repeated_cause_unknown += 1;
-                self.life(subject.clone(), Some(queue)).push(now_ms, Event::CauseUnknown);
+                self.life(&subject, Some(queue)).push(now_ms, Event::CauseUnknown);
             }
         }
-        let life = self.life(subject, Some(queue));
+        let life = self.life(&subject, Some(queue));
         life.key.get_or_insert_with(|| delivery.key.clone());
         life.sent_ms.get_or_insert(delivery.sent_ms);
         life.push(now_ms, given.event());

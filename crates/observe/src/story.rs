@@ -301,7 +301,7 @@ fn state_now(
     }
     match view {
         None if moments.iter().any(|moment| ended(&moment.event)) => {
-            because.push("It is done: it was acked.".to_owned())
+            because.push("It is done: it was acked.".to_owned());
         }
         None => {}
         Some(view) => match (view.state, &view.parked) {
@@ -311,14 +311,15 @@ fn state_now(
                 reason.as_deref().unwrap_or("no reason was given")
             )),
             (MessageState::Delayed, _) => {
-                because.push("It waits for its delay or its next attempt.".to_owned())
+                because.push("It waits for its delay or its next attempt.".to_owned());
             }
             (MessageState::InFlight, _) => because.push("A consumer holds it now.".to_owned()),
             (MessageState::Ready, _) if info.paused.is_some() => {
                 because.push("The queue is paused: `hapax queue resume`.".to_owned());
             }
             (MessageState::Ready, _) => {
-                because.push("It is ready and waits for a consumer, or for its turn in its group.".to_owned())
+                because
+                    .push("It is ready and waits for a consumer, or for its turn in its group.".to_owned());
             }
             (MessageState::Parked, None) => because.push("It is parked.".to_owned()),
         },

@@ -60,7 +60,7 @@ impl SpanContext {
 
     /// The trace as text, for logs.
     pub fn trace_id(&self) -> String {
-        self.trace.iter().map(|byte| format!("{byte:02x}")).collect()
+        format!("{:032x}", u128::from_be_bytes(self.trace))
     }
 }
 

@@ -96,9 +96,8 @@ impl Tracer {
         let parent = SpanContext::of(attributes);
         let context = match parent {
             Some(parent) if parent.sampled => parent.child(),
-            Some(_) => return None,
             None if self.sampled > 0.0 && fastrand::f64() < self.sampled => SpanContext::root(),
-            None => return None,
+            _ => return None,
         };
         if parent.is_none() {
             attributes.insert(TRACEPARENT.to_owned(), Attribute::text(context.to_string()));
