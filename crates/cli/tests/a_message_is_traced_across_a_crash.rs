@@ -65,7 +65,7 @@ fn fields(mut bytes: &[u8]) -> Vec<(u64, u64, &[u8])> {
     found
 }
 
-fn inside<'a>(bytes: &'a [u8], field: u64) -> impl Iterator<Item = &'a [u8]> {
+fn inside(bytes: &[u8], field: u64) -> impl Iterator<Item = &[u8]> {
     fields(bytes).into_iter().filter(move |(number, ..)| *number == field).map(|(_, _, part)| part)
 }
 

@@ -89,7 +89,7 @@ impl OtlpEndpoint {
             let sent = self.export(&batch).await;
             match &sent {
                 Err(error) if !failing => {
-                    tracing::warn!(error, endpoint = %self.uri, "traces cannot be exported")
+                    tracing::warn!(error, endpoint = %self.uri, "traces cannot be exported");
                 }
                 Ok(()) if failing => tracing::info!(endpoint = %self.uri, "traces are exported again"),
                 _ => {}

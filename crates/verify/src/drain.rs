@@ -16,7 +16,7 @@ use crate::worker::transfers;
 use crate::workload::{Shape, Workload};
 
 /// How long the rest of the messages may take after the last fault.
-const DRAIN: Duration = Duration::from_secs(60);
+const DRAIN: Duration = Duration::from_mins(1);
 const PAGE: usize = 1_000;
 const BY: &str = "hapax verify";
 

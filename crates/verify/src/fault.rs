@@ -135,9 +135,7 @@ pub fn aftermath(fault: Fault) -> Duration {
         Fault::Kill(Target::Worker | Target::Server) => Duration::from_millis(LEASE_MS + 600),
         Fault::Kill(Target::Producer) => Duration::from_millis(300),
         Fault::Pause => Duration::from_millis(500),
-        Fault::Wire(wire) if matches!(wire.action, Action::Delay(_) | Action::Drop) => {
-            Duration::from_millis(1_000)
-        }
+        Fault::Wire(wire) if matches!(wire.action, Action::Delay(_) | Action::Drop) => Duration::from_secs(1),
         Fault::Wire(_) => Duration::from_millis(200),
     }
 }

@@ -95,7 +95,7 @@ pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyho
         version: env!("CARGO_PKG_VERSION").to_owned(),
         store: parsed.to_string(),
         store_name: capabilities.name,
-        ledger: options.ledger.as_deref().map(hapax::without_secrets).map(|url| url.to_string()),
+        ledger: options.ledger.as_deref().map(hapax::without_secrets),
         seed: options.seed,
         seconds: started.elapsed().as_secs_f64(),
         command: options.command.clone(),
@@ -158,9 +158,9 @@ async fn storm(
         let bit = did_bite(fault, hits, &caused);
         let faulted = if matches!(fault, Fault::Wire(_)) { hits } else { caused.faulted() };
         let ms = at.elapsed().as_millis() as u64;
-        let reported = ReportedFault { number, fault: fault.to_string(), ms, hits, caused, bit, faulted };
-        tell(Progress::Fault(&reported));
-        faults.push(reported);
+        let injected = ReportedFault { number, fault: fault.to_string(), ms, hits, caused, bit, faulted };
+        tell(Progress::Fault(&injected));
+        faults.push(injected);
         cluster.check_alive()?;
         match number % 6 {
             0 => reporter.open_accounts(false).await?,

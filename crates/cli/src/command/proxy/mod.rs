@@ -414,7 +414,7 @@ fn counters_page(proxies: &[(Proxy, TcpListener)], ledger: &SharedStore) -> Proc
     let layers: Vec<_> = proxies.iter().map(|(proxy, _)| proxy.layer()).collect();
     let ledger = ledger.clone();
     ProcessPage::new(
-        move || layers.iter().flat_map(|layer| layer.samples()).collect(),
+        move || layers.iter().flat_map(hapax_http::IdempotencyLayer::samples).collect(),
         move || {
             let ledger = ledger.clone();
             Box::pin(async move { store_readiness(ledger.as_ref()).await })

@@ -339,8 +339,8 @@ pub async fn run(args: WorkArgs) -> anyhow::Result<()> {
         }
     };
     // What comes without a context is sampled by the server.
-    let traced = args.otlp.as_deref().map(|url| OtlpEndpoint::new(url, "hapax-work")).transpose()?;
-    let (tracer, exporter) = traced.map(|collector| collector.trace(0.0)).unzip();
+    let collector = args.otlp.as_deref().map(|url| OtlpEndpoint::new(url, "hapax-work")).transpose()?;
+    let (tracer, exporter) = collector.map(|collector| collector.trace(0.0)).unzip();
     let traced_queue = args.queue.to_string();
     let (reporter, ended) = (Reporter::new(args.remote.output()), commands.clone());
     let builder = Worker::builder(store, args.queue.clone()).raw_handler(handler).on_settled(move |end| {
