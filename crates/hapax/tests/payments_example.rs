@@ -23,18 +23,6 @@ fn main() -> ExitCode {
             each_bank_sees_what_its_checks_make_possible();
             Ok(())
         }),
-        Trial::test("a_short_lease_is_explained_and_mended", || {
-            let text = run(&["--lease"]);
-            for line in [
-                "  ok   the advisor says so",
-                "leases-expire: lease 300 ms, P99 ",
-                "its lease of 300 ms ran out",
-                "  ok   after the change there are none",
-            ] {
-                assert!(text.contains(line), "{line}: {text}");
-            }
-            Ok(())
-        }),
         Trial::ignorable_test("each_bank_sees_the_same_while_a_master_is_killed", || {
             match Command::new("redis-server").arg("--version").output() {
                 Ok(_) => {

@@ -15,6 +15,7 @@ use crate::summary::holds;
 
 const PAYMENTS: usize = 60;
 const CONSUMERS: usize = 6;
+const ROUNDS_MAX: usize = 20;
 const LEASE_MS: u64 = 300;
 /// The bank takes this long, every third time.
 const SLOW: Duration = Duration::from_millis(400);
@@ -32,16 +33,20 @@ pub async fn show() -> anyhow::Result<bool> {
     hapax.queue::<Payment>(name.as_str())?.ensure(config.clone()).await?;
     let observer = hapax.observer().context("an embedded store is observed")?.clone();
 
-    let made = pay_all(&hapax, &name).await?;
-    let doubles = made.values().filter(|count| **count > 1).count();
-    println!("lease {LEASE_MS} ms: {PAYMENTS} payments, {doubles} of them made more than once\n");
-    let mut all = holds("a lease below the work makes duplicates", doubles > 0);
-
+    // How many duplicates a round makes depends on the machine: it is repeated until they are many enough for advice.
     let known = advice::Known { observer: Some(&observer), ..advice::Known::default() };
-    let advised = advice::of_store(hapax.store().as_ref(), &known, true).await?;
-    let finding = advised.findings.iter().find(|located| located.finding.code == "leases-expire");
+    let (mut made, mut finding, mut rounds) = (HashMap::new(), None, 0);
+    while finding.is_none() && rounds < ROUNDS_MAX {
+        made.extend(pay_all(&hapax, &name).await?);
+        rounds += 1;
+        let advised = advice::of_store(hapax.store().as_ref(), &known, true).await?;
+        finding = advised.findings.into_iter().find(|located| located.finding.code == "leases-expire");
+    }
+    let (payments, doubles) = (made.len(), made.values().filter(|count| **count > 1).count());
+    println!("lease {LEASE_MS} ms: {payments} payments, {doubles} of them made more than once\n");
+    let mut all = holds("a lease below the work makes duplicates", doubles > 0);
     all &= holds("the advisor says so", finding.is_some());
-    if let Some(located) = finding {
+    if let Some(located) = &finding {
         println!("\n  {}\n", located.finding);
     }
     let duplicate = made.iter().find(|(_, count)| **count > 1).map(|(id, _)| *id).context("no duplicate")?;
