@@ -134,7 +134,7 @@ struct Pending {
     /// The node to ask out of turn, while its slot is being moved.
     asking: Option<String>,
     unreachable: usize,
-    /// Its slot was being moved when it was asked.
+    /// Its slot was being moved when it was asked, now or before.
     is_moving: bool,
     problem: String,
 }
@@ -245,7 +245,7 @@ impl Runner {
                     remedy
                 }
             };
-            pending.is_moving = matches!(remedy, Remedy::Ask(_) | Remedy::Moving);
+            pending.is_moving |= matches!(remedy, Remedy::Ask(_) | Remedy::Moving);
             match remedy {
                 Remedy::Moved(to) => {
                     self.topology.moved(pending.call.shard, &self.topology.named(&to, &address));

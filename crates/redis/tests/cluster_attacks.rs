@@ -9,24 +9,26 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use common::slots::{Move, is_master};
 use common::{PATIENCE, options};
 use hapax_conformance::attack::{LedgerAttack, QueueAttack, Random, seed};
 use hapax_core::{Ledger, QueueAdmin};
-use hapax_faults::{RedisCluster, RedisServer};
+use hapax_faults::RedisCluster;
 use hapax_redis::{Durability, Options, RedisStore};
 
 fn main() -> std::process::ExitCode {
-    common::main(tests![a_standard_queue_survives, a_fifo_queue_survives, a_ledger_survives])
+    common::main(tests![
+        a_standard_queue_survives,
+        a_fifo_queue_survives,
+        a_ledger_survives,
+        queues_survive_when_their_slots_move,
+    ])
 }
 
 const PROCESSES: usize = 3;
 
 fn faults() -> usize {
     if std::env::var_os("HAPAX_LONG").is_some() { 60 } else { 3 }
-}
-
-fn is_master(node: &RedisServer) -> bool {
-    node.cli(&["ROLE"]).is_ok_and(|role| role.starts_with("master"))
 }
 
 fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
@@ -88,7 +90,7 @@ impl Site {
     }
 
     /// Injects faults, each after more work was done.
-    async fn trouble(self: Arc<Self>, done: impl Fn() -> usize) {
+    async fn trouble(self: Arc<Self>, done: impl Fn() -> usize, trouble: fn(&RedisCluster, &mut Random)) {
         let mut random = Random::new(seed());
         for _ in 0..faults() {
             let (before, start) = (done(), Instant::now());
@@ -108,26 +110,40 @@ impl Site {
     }
 }
 
-async fn queue(fifo: bool) {
+/// Moves the slot of the queue to another master.
+fn move_slot(cluster: &RedisCluster, _: &mut Random) {
+    cluster.wait_until_whole().unwrap();
+    let slot = Move::begin(cluster, "*:q:orders*:info");
+    assert!(slot.migrate_all() > 0);
+    slot.end();
+}
+
+async fn queue(fifo: bool, trouble: fn(&RedisCluster, &mut Random)) {
     let site = Site::start().await;
     let stores = site.stores.iter().map(|store| Arc::new(store.clone()) as Arc<dyn QueueAdmin>);
     let attack = QueueAttack::begin(stores.collect(), "orders", fifo).await;
-    site.clone().trouble(|| attack.accepted()).await;
+    site.clone().trouble(|| attack.accepted(), trouble).await;
     attack.end().await;
 }
 
 async fn a_standard_queue_survives() {
-    queue(false).await;
+    queue(false, trouble).await;
 }
 
 async fn a_fifo_queue_survives() {
-    queue(true).await;
+    queue(true, trouble).await;
+}
+
+async fn queues_survive_when_their_slots_move() {
+    for fifo in [false, true] {
+        queue(fifo, move_slot).await;
+    }
 }
 
 async fn a_ledger_survives() {
     let site = Site::start().await;
     let stores = site.stores.iter().map(|store| Arc::new(store.clone()) as Arc<dyn Ledger>);
     let attack = LedgerAttack::begin(stores.collect());
-    site.clone().trouble(|| attack.keys()).await;
+    site.clone().trouble(|| attack.keys(), trouble).await;
     attack.end().await;
 }
