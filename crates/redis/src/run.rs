@@ -191,6 +191,8 @@ impl Runner {
         }
         let mut open: Vec<Pending> = calls.into_iter().enumerate().map(Pending::new).collect();
         let end = Instant::now() + self.options.call_limit();
+        // An attempt that begins later would have too little time for its answer, and an unknown outcome.
+        let latest = end - self.options.call_limit() / 4;
         let last = std::iter::repeat(&MOVING_PAUSE_MS);
         for (tried, pause_ms) in PAUSES_MS.iter().chain(last).enumerate() {
             if tried >= PAUSES_MS.len() {
@@ -199,7 +201,7 @@ impl Runner {
                 }
             }
             let pause = Duration::from_millis(*pause_ms);
-            if open.is_empty() || Instant::now() + pause >= end {
+            if open.is_empty() || (tried > 0 && Instant::now() + pause >= latest) {
                 break;
             }
             if !pause.is_zero() {
