@@ -1,5 +1,6 @@
 //! The server's lifecycle: configure, bind, run until a signal, drain. [`hapax_net`] handles the connections.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,7 +91,16 @@ impl Server {
 
     /// Serves until `shutdown` resolves. Then it stops accepting connections, lets long polls return empty and running
     /// requests finish, and returns within the configured timeout.
-    pub async fn run(self, listeners: Vec<TcpListener>, shutdown: impl Future<Output = ()>) {
+    pub async fn run(self, listeners: Vec<TcpListener>, shutdown: impl Future<Output = ()> + Send) {
+        self.run_until(listeners, pin!(shutdown)).await;
+    }
+
+    /// Has no type parameter, so that the code of requests is compiled once, in this crate and with its settings.
+    async fn run_until(
+        self,
+        listeners: Vec<TcpListener>,
+        shutdown: Pin<&mut (dyn Future<Output = ()> + Send)>,
+    ) {
         let app = Arc::new(self.app);
         self.runtime.run(listeners, move |peer| ConnectionHandler { app: app.clone(), peer }, shutdown).await;
     }

@@ -22,6 +22,7 @@ mod forward;
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -130,7 +131,12 @@ impl Proxy {
 
     /// Serves until `shutdown` resolves. Then it stops accepting connections, lets running requests finish, including
     /// those of disconnected callers, and returns within the configured timeout. Requests aborted then are in doubt.
-    pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) {
+    pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()> + Send) {
+        self.run_until(listener, pin!(shutdown)).await;
+    }
+
+    /// Has no type parameter, so that the code of requests is compiled once, in this crate and with its settings.
+    async fn run_until(self, listener: TcpListener, shutdown: Pin<&mut (dyn Future<Output = ()> + Send)>) {
         let timeout = self.config.limits.shutdown_timeout;
         let layer = self.layer.clone();
         let shared = Arc::new(ProxyState { config: self.config, layer: self.layer, forward: self.forward });

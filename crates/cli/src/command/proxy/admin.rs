@@ -218,7 +218,7 @@ impl AdminServer {
     }
 
     /// Serves until `stop` resolves.
-    pub async fn run(self, stop: impl Future<Output = ()>) {
+    pub async fn run(self, stop: impl Future<Output = ()> + Send) {
         self.server.run(self.listeners, stop).await;
     }
 }
