@@ -215,7 +215,7 @@ async fn a_master_that_was_paused_through_a_failover_grants_nothing() {
 
 async fn a_slot_that_moves_keeps_its_entries() {
     let cluster = RedisCluster::start(&["cluster-node-timeout 15000"]).unwrap();
-    let options = Options { operation_timeout: Duration::from_secs(60), ..replicated() };
+    let options = Options { operation_timeout: Duration::from_mins(1), ..replicated() };
     let soon = Duration::from_secs(1);
     let store = RedisStore::open(&cluster.url(), options.clone()).await.unwrap();
     let impatient = Options { operation_timeout: soon, connect_timeout: soon, ..options };

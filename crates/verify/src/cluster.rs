@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use hapax::Hapax;
@@ -75,7 +76,8 @@ impl Cluster {
 
     /// A connection to a server that is not broken by the proxies.
     pub async fn connect(&self) -> anyhow::Result<Hapax> {
-        roles::connect(&format!("http://{}", self.addresses[0])).await
+        // An operator is patient: a store that was just cut off may need seconds.
+        roles::connect_with(&format!("http://{}", self.addresses[0]), Duration::from_secs(15)).await
     }
 
     pub fn site(&self) -> &Site {
@@ -158,7 +160,7 @@ impl Cluster {
         let server = start(&self.program, &Role::Server(self.store_url.clone()))?;
         let api = server.find_line("  API   ").map_err(|_| {
             // Its standard error ends after its standard output.
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            std::thread::sleep(Duration::from_millis(50));
             let log = server.log();
             anyhow::anyhow!("a server does not start: {}", last_lines(log.trim_start_matches("error: ")))
         })?;

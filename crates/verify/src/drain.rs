@@ -58,25 +58,14 @@ pub async fn redrive(
 pub async fn drain(cluster: &mut Cluster, reporter: &Reporter, workloads: &[Workload]) -> anyhow::Result<()> {
     cluster.stop_producer();
     reporter.open_accounts(true).await?;
-    let (hapax, run) = (cluster.connect().await?, cluster.site().run.clone());
+    let hapax = cluster.connect().await?;
     let deadline = Instant::now() + DRAIN;
     let mut idle = 0;
     // Twice: a message may be between two places.
     while idle < 2 && Instant::now() < deadline {
         cluster.check_alive()?;
-        let mut waiting = 0;
-        for workload in workloads.iter().filter(|workload| workload.has_queue()) {
-            let stats = hapax.store().stats(&workload.queue(&run)).await?;
-            waiting += stats.ready + stats.delayed + stats.in_flight;
-            if matches!(workload.shape, Shape::Worker(OnDoubt::Park)) {
-                waiting += resolve(&hapax, cluster, reporter, workload).await?;
-            }
-            if let Some(dead) = workload.dead_queue(&run) {
-                let stats = hapax.store().stats(&dead).await?;
-                waiting += stats.ready + stats.delayed + stats.in_flight;
-            }
-        }
-        redrive_if_dead(&hapax, reporter, workloads, &run).await?;
+        // What cannot be counted now is counted the next time.
+        let waiting = count_waiting(&hapax, cluster, reporter, workloads).await.unwrap_or(1);
         idle = if waiting == 0 { idle + 1 } else { 0 };
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -84,6 +73,30 @@ pub async fn drain(cluster: &mut Cluster, reporter: &Reporter, workloads: &[Work
         report_rest(&hapax, cluster, reporter, workload).await?;
     }
     Ok(())
+}
+
+/// Resolves doubts and redrives dead letters; returns how many messages and keys are not done yet.
+async fn count_waiting(
+    hapax: &Hapax,
+    cluster: &Cluster,
+    reporter: &Reporter,
+    workloads: &[Workload],
+) -> anyhow::Result<u64> {
+    let run = &cluster.site().run;
+    let mut waiting = 0;
+    for workload in workloads.iter().filter(|workload| workload.has_queue()) {
+        let stats = hapax.store().stats(&workload.queue(run)).await?;
+        waiting += stats.ready + stats.delayed + stats.in_flight;
+        if matches!(workload.shape, Shape::Worker(OnDoubt::Park)) {
+            waiting += resolve(hapax, cluster, reporter, workload).await?;
+        }
+        if let Some(dead) = workload.dead_queue(run) {
+            let stats = hapax.store().stats(&dead).await?;
+            waiting += stats.ready + stats.delayed + stats.in_flight;
+        }
+    }
+    redrive_if_dead(hapax, reporter, workloads, run).await?;
+    Ok(waiting)
 }
 
 async fn redrive_if_dead(

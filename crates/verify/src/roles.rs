@@ -112,8 +112,13 @@ pub fn ready() {
 
 /// Connects to the server, which may be down for a moment.
 pub async fn connect(endpoint: &str) -> anyhow::Result<Hapax> {
+    connect_with(endpoint, REQUEST).await
+}
+
+/// As [`connect`], with another timeout of requests.
+pub async fn connect_with(endpoint: &str, timeout: Duration) -> anyhow::Result<Hapax> {
     let connect = || async {
-        let options = Options { timeout: REQUEST, connect_timeout: REQUEST, ..Options::default() };
+        let options = Options { timeout, connect_timeout: timeout, ..Options::default() };
         anyhow::Ok(Hapax::with_store(Arc::new(Client::connect_with(endpoint, options).await?)))
     };
     repeat(connect).await
