@@ -227,7 +227,7 @@ fn a_ledger_elsewhere_is_looked_into_there() {
     post(&proxy.address, "k");
     let parked = request(&proxy.address, "POST /orders", "host: x\r\nidempotency-key: k");
     in_shell(&server.folder, &told(&parked)).ok();
-    let asked = [&["proxy", "--admin-listen", "127.0.0.1:0", "--listen", "127.0.0.1:0"][..], &args].concat();
+    let asked = [&["proxy", "--admin-listen", "0.0.0.0:0", "--listen", "127.0.0.1:0"][..], &args].concat();
     let refused = run(&server.folder, &asked).failed(1);
     assert!(refused.contains("admin.listen") && refused.contains("--ledger"), "{refused}");
 }
@@ -284,7 +284,7 @@ fn its_configuration_is_checked_with_the_rest() {
         ("[admin]\nlisten = \"127.0.0.1:7001\"\n", "7001 is listened on twice"),
         ("[[admin.keys]]\nid = \"a\"\nsecret_env = \"HAPAX_NOT_SET\"\n", "HAPAX_NOT_SET is not set"),
         ("[admin.tls]\ncert_file = \"no.pem\"\nkey_file = \"no.pem\"\n", "no.pem"),
-        ("ledger = \"http://127.0.0.1:1\"\n[admin]\nlisten = \"127.0.0.1:0\"\n", "admin.listen"),
+        ("ledger = \"http://127.0.0.1:1\"\n[admin]\nlisten = \"0.0.0.0:0\"\n", "admin.listen"),
     ] {
         std::fs::write(&file, format!("{admin}{rest}")).unwrap();
         let error = run(&folder, &["proxy", "--config", "proxy.toml"]).failed(1);

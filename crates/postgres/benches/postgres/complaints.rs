@@ -61,7 +61,7 @@ async fn groups(args: &Args, server: &Server) {
             }
         }
     }
-    let [few, many] = times.map(|times| median(times.into_iter()));
+    let [few, many] = times.map(median);
     let row = vec![format!("{few:.0}"), format!("{many:.0}"), format!("{:.2}", many / few)];
     let many = format!("p50 us, {each} messages in each");
     let columns = ["p50 us, one message in each", &many, "many of one"];
