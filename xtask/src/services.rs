@@ -330,9 +330,9 @@ mod tests {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
         for name in [ANYWHERE, LONG_ON_18, valkey::TESTS, valkey::LONG_TESTS].concat() {
             let packages = std::fs::read_dir(&crates).unwrap().flatten();
-            let file = format!("tests/{name}.rs");
-            let having = packages.filter(|package| package.path().join(&file).exists()).count();
-            assert_eq!(having, 1, "{file}");
+            let files = [format!("tests/{name}.rs"), format!("tests/{name}/main.rs")];
+            let has = |package: &Path| files.iter().any(|file| package.join(file).exists());
+            assert_eq!(packages.filter(|package| has(&package.path())).count(), 1, "{name}");
         }
     }
 }
