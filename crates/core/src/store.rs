@@ -363,7 +363,7 @@ crate::metrics! {
     gauge ready,
     /// Messages invisible until their delay is over.
     gauge delayed,
-    /// Messages leased.
+    /// Messages leased, and those on their way to another queue.
     gauge in_flight,
     /// Messages set aside.
     gauge parked,

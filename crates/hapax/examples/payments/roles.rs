@@ -118,18 +118,28 @@ pub async fn settled(hapax: &Hapax, queues: &[&'static str]) {
     }
 }
 
-/// Works all three queues until everything is settled.
+/// Works all three queues until everything is settled. A worker that kills itself works only the queue that it is to die
+/// at: otherwise the other two might be empty before it is their turn to have a crash.
 pub async fn work(
     hapax: &Hapax,
     address: SocketAddr,
     kill: Option<Kill>,
     ready: impl FnOnce(),
 ) -> anyhow::Result<()> {
-    let [keyed, fenced, trusting] = Bank::ALL.map(|bank| worker(hapax, bank, address, kill));
+    let start = async |bank: Bank| {
+        let is_worked = kill.is_none_or(|kill| kill.queue == bank.name());
+        if is_worked { worker(hapax, bank, address, kill).await.map(Some) } else { Ok(None) }
+    };
+    let [keyed, fenced, trusting] = Bank::ALL.map(start);
     let (keyed, fenced, trusting) = tokio::try_join!(keyed, fenced, trusting)?;
     ready();
-    let until = || settled(hapax, &Bank::NAMES);
-    tokio::try_join!(keyed.run(until()), fenced.run(until()), trusting.run(until()))?;
+    let run = async |worker: Option<Worker>| {
+        if let Some(worker) = worker {
+            worker.run(settled(hapax, &Bank::NAMES)).await?;
+        }
+        anyhow::Ok(())
+    };
+    tokio::try_join!(run(keyed), run(fenced), run(trusting))?;
     Ok(())
 }
 

@@ -276,6 +276,15 @@ local function set_moving(s, m, out, target, kind, entry, elsewhere)
   return move
 end
 
+-- How many messages of this queue are on their way to another one, of the first 10,000 of this shard.
+local function count_moving()
+  local count = 0
+  for _, move in ipairs(redis.call('ZRANGE', MOVES, 0, 9999)) do
+    if string.sub(move, 1, #C.name + 1) == C.name .. ' ' then count = count + 1 end
+  end
+  return count
+end
+
 local function die(s, m, cause, problem)
   bump('dead', 1)
   local halted = halt(s, m)

@@ -81,11 +81,7 @@ for at = 11, #ARGV, 4 do
   task[8] = tonumber(ARGV[at])
 end
 -- It has ended when the last letter has arrived, not when it has left; the next step asks again.
-local arriving = false
-for _, move in ipairs(redis.call('ZRANGE', MOVES, 0, 99)) do
-  arriving = arriving or string.sub(move, 1, #C.name + 1) == C.name .. ' '
-end
-if ARGV[10] == 'end' and not arriving then
+if ARGV[10] == 'end' and count_moving() == 0 then
   task[2], task[4], task[7] = 'completed', now, math.max(task[5] - task[6], 0)
 end
 write(id, task)

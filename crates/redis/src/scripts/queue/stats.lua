@@ -19,6 +19,8 @@ local names = {
 local told = answer('done')
 local values = redis.call('HMGET', INFO, unpack(names))
 for at = 1, #names do values[at] = tonumber(values[at] or 0) end
+-- What has left this queue and not yet arrived in the other one is in flight here: a message is never in neither.
+values[3] = values[3] + count_moving()
 local oldest = redis.call('ZRANGE', SENT, 0, 0, 'WITHSCORES')[2]
 told[7], told[8], told[9], told[10] = values, halted, tonumber(oldest or -1), groups
 return told
