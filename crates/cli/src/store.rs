@@ -68,14 +68,14 @@ impl Store {
                 let store = opened.with_context(|| place.clone())?;
                 Ok(Self {
                     postgres: Some(store.clone()),
-                    ..Self::observed(Arc::new(store), place, options.tracer)
+                    ..Self::observed(ObservedStore::new(Arc::new(store)), place, options.tracer)
                 })
             }
             named @ StoreUrl::Redis(_) => {
                 let opened = RedisStore::open(url, options.redis).await;
                 let place = named.to_string();
                 let store = opened.map_err(hapax::OpenError::from).with_context(|| place.clone())?;
-                Ok(Self::observed(Arc::new(store), place, options.tracer))
+                Ok(Self::observed(ObservedStore::new(Arc::new(store)), place, options.tracer))
             }
             named => {
                 let admin = hapax::Hapax::open(url).await?.store().clone();
@@ -91,8 +91,7 @@ impl Store {
     }
 
     /// A store whose calls are observed.
-    fn observed(store: SharedStore, place: String, tracer: Option<Arc<Tracer>>) -> Self {
-        let mut store = ObservedStore::new(store);
+    fn observed(mut store: ObservedStore, place: String, tracer: Option<Arc<Tracer>>) -> Self {
         if let Some(tracer) = tracer {
             store = store.traced(tracer);
         }
@@ -106,7 +105,8 @@ impl Store {
         let tracer = options.tracer.clone();
         let opened = tokio::task::spawn_blocking(move || Embedded::open(folder, options.embedded)).await??;
         let embedded = Arc::new(opened);
-        Ok(Self { embedded: Some(embedded.clone()), ..Self::observed(embedded, place, tracer) })
+        let store = ObservedStore::new(embedded.clone()).only_process();
+        Ok(Self { embedded: Some(embedded), ..Self::observed(store, place, tracer) })
     }
 
     /// Opens the store of a URL; fails if it does not exist.

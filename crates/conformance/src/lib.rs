@@ -1,5 +1,5 @@
 //! Conformance suites: one for [`QueueStore`](hapax_core::QueueStore) and [`QueueAdmin`], one for [`Ledger`], one for
-//! [`Documents`]. Every store passes them, or declares in its [`Capabilities`](hapax_core::Capabilities) what it cannot
+//! [`Documents`], and one for what is told about messages ([`observed_cases`]). Every store passes them, or declares in its [`Capabilities`](hapax_core::Capabilities) what it cannot
 //! do.
 //!
 //! A new store implements a [`Harness`] and a [`Factory`], and then needs its own test binary (`harness = false`):
@@ -15,7 +15,7 @@
 //! `p02_receipts::a_stale_receipt_settles_nothing`, `l04_tokens::a_stale_token_changes_nothing`. A case that the store
 //! cannot run is reported as ignored, never as passed. The store states the list of these cases, and the list is
 //! checked. A plain loop can run the cases as well. The cases define the expected results; the only lists of them are
-//! in `suite.rs`, `ledger_suite.rs` and `document_suite.rs`.
+//! in `suite.rs`, `ledger_suite.rs`, `document_suite.rs` and `observed_suite.rs`.
 //!
 //! Requirements for a harness beyond its signatures: an operation that starts after [`Harness::advance_ms`] has
 //! returned sees the new time, and so does one that waits inside the store. Timed work of the store (expiry into the
@@ -33,6 +33,9 @@ mod ledger_suite;
 mod ledger_trial;
 mod memory;
 mod memory_inbox;
+mod observed;
+mod observed_cases;
+mod observed_suite;
 mod runner;
 mod suite;
 mod trial;
@@ -44,12 +47,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use hapax_core::store::SharedStore;
 use hapax_core::{Documents, Ledger, Order, QueueAdmin};
 
 pub use document_suite::document_cases;
 pub use ledger_suite::ledger_cases;
 pub use memory::MemoryStore;
 pub use memory_inbox::{MemoryInbox, MemoryTx};
+pub use observed::Observed;
+pub use observed_suite::observed_cases;
 pub use runner::main;
 pub use suite::cases;
 use trial::Trial;
@@ -70,6 +76,16 @@ pub trait Harness: Send + Sync {
 
     /// The documents, on the same data. `None`: their suite does not run.
     fn documents(&self) -> Option<Arc<dyn Documents>> {
+        None
+    }
+
+    /// Queues, ledger and documents in one store, for [`Observed`] and [`observed_cases`].
+    fn whole(&self) -> Option<SharedStore> {
+        None
+    }
+
+    /// The same through the second handle.
+    fn second_whole(&self) -> Option<SharedStore> {
         None
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use hapax_conformance::{Factory, Harness, MemoryStore};
+use hapax_core::store::SharedStore;
 use hapax_core::{Documents, Ledger, ManualClock, QueueAdmin};
 
 struct InMemory {
@@ -24,6 +25,14 @@ impl Harness for InMemory {
 
     fn ledger(&self) -> Option<Arc<dyn Ledger>> {
         Some(Arc::clone(&self.store) as Arc<dyn Ledger>)
+    }
+
+    fn whole(&self) -> Option<SharedStore> {
+        Some(self.store.clone())
+    }
+
+    fn second_whole(&self) -> Option<SharedStore> {
+        self.whole()
     }
 
     fn second_store(&self) -> Option<Arc<dyn QueueAdmin>> {
@@ -87,7 +96,12 @@ const SKIPS: &[&str] = &["p13_transfer::*", "p14_copy::*"];
 fn main() -> ExitCode {
     hapax_conformance::main(
         InMemoryStores,
-        &[hapax_conformance::cases(), hapax_conformance::ledger_cases(), hapax_conformance::document_cases()],
+        &[
+            hapax_conformance::cases(),
+            hapax_conformance::ledger_cases(),
+            hapax_conformance::document_cases(),
+            hapax_conformance::observed_cases(),
+        ],
         SKIPS,
     )
 }

@@ -175,7 +175,10 @@ impl Hapax {
             // The server observes its own store.
             return Ok(Self::with_store(store));
         }
-        let store = observe::ObservedStore::new(store);
+        let mut store = observe::ObservedStore::new(store);
+        if matches!(url.parse(), Ok(StoreUrl::Embedded(_))) {
+            store = store.only_process();
+        }
         let observer = Some(store.observer().clone());
         Ok(Self { store: Arc::new(store), observer })
     }

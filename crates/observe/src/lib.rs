@@ -19,6 +19,7 @@ pub mod kept;
 pub mod life;
 mod observed;
 mod observer;
+mod record;
 pub mod story;
 pub mod trace;
 

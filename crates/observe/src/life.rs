@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
+use hapax_core::store::FailedAttempt;
 use hapax_core::{EntryId, IdempotencyKey, MessageId, QueueName};
 use serde::{Deserialize, Serialize};
 
@@ -158,6 +159,10 @@ pub struct Life {
     /// Events that are left out between the first and the second of `moments`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub left_out: u64,
+    /// The store's own record of failed attempts, as it was when a delivery followed one that another process made. In order
+    /// of the deliveries.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub record: Vec<FailedAttempt>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -167,7 +172,15 @@ fn is_zero(count: &u64) -> bool {
 
 impl Life {
     pub(crate) fn new(subject: Subject, queue: Option<QueueName>) -> Self {
-        Self { subject, queue, key: None, sent_ms: None, moments: VecDeque::new(), left_out: 0 }
+        Self {
+            subject,
+            queue,
+            key: None,
+            sent_ms: None,
+            moments: VecDeque::new(),
+            left_out: 0,
+            record: Vec::new(),
+        }
     }
 
     pub(crate) fn push(&mut self, at_ms: u64, event: Event) {
@@ -188,6 +201,7 @@ impl Life {
         self.queue = self.queue.take().or(other.queue);
         self.key = self.key.take().or(other.key);
         self.sent_ms = self.sent_ms.or(other.sent_ms);
+        self.add_record(other.record);
         for moment in other.moments {
             if !self.moments.contains(&moment) {
                 self.moments.push_back(moment);
@@ -199,6 +213,18 @@ impl Life {
             self.moments.remove(1);
             self.left_out += 1;
         }
+    }
+
+    /// Adds what the store has on record about failed attempts; the latest are kept.
+    pub(crate) fn add_record(&mut self, record: Vec<FailedAttempt>) {
+        for failed in record {
+            if self.record.iter().all(|known| known.deliveries != failed.deliveries) {
+                self.record.push(failed);
+            }
+        }
+        self.record.sort_by_key(|failed| failed.deliveries);
+        let excess = self.record.len().saturating_sub(EVENTS_MAX);
+        self.record.drain(..excess);
     }
 
     /// The deliveries among its events.

@@ -14,13 +14,16 @@ use hapax_core::{
     ResolveError, Revision, SendError, Sent, Settle, SettleError, Settled, StoreError, StoreStatus,
     TokenError, Transfer,
 };
+use tokio::sync::Semaphore;
 
 use crate::kept;
-use crate::observer::{ClaimSummary, HandOut, Observer, SettleSummary};
+use crate::observer::{ClaimSummary, HandOut, Observer, SettleSummary, UncertainRepeat};
 use crate::trace::{BegunSpan, SpanContext, TRACEPARENT, Tracer, now_ns};
 
 /// Lives are written to the store at most this often.
 const WRITE_INTERVAL_MS: u64 = 2_000;
+/// Number of receives whose repeated messages are looked up at the same time. Beyond it a cause stays unknown.
+const LOOKUPS_MAX: u32 = 16;
 
 /// Passes every call on to a store, and tells an [`Observer`] what was asked and answered. Clones are cheap.
 ///
@@ -50,6 +53,8 @@ pub struct ObservedStore {
     observer: Arc<Observer>,
     last_write_ms: Arc<AtomicU64>,
     tracer: Option<Arc<Tracer>>,
+    shared: bool,
+    lookups: Arc<Semaphore>,
 }
 
 impl ObservedStore {
@@ -60,7 +65,21 @@ impl ObservedStore {
 
     /// Observes a store for an observer that others have, too.
     pub fn with_observer(inner: SharedStore, observer: Arc<Observer>) -> Self {
-        Self { inner, observer, last_write_ms: Arc::default(), tracer: None }
+        Self {
+            inner,
+            observer,
+            last_write_ms: Arc::default(),
+            tracer: None,
+            shared: true,
+            lookups: Arc::new(Semaphore::new(LOOKUPS_MAX as usize)),
+        }
+    }
+
+    /// No other process uses the store: a delivery whose settle was not seen here was not settled.
+    #[must_use]
+    pub fn only_process(mut self) -> Self {
+        self.shared = false;
+        self
     }
 
     /// Makes spans of sampled messages.
@@ -75,8 +94,9 @@ impl ObservedStore {
         &self.observer
     }
 
-    /// Writes what is not written yet to the store's documents.
+    /// Writes what is not written yet to the store's documents, once all causes are looked up.
     pub async fn write_history(&self) {
+        let _all = self.lookups.acquire_many(LOOKUPS_MAX).await;
         kept::write(self.inner.as_ref(), &self.observer).await;
     }
 
@@ -99,6 +119,35 @@ impl ObservedStore {
                 }
             });
         }
+    }
+}
+
+impl ObservedStore {
+    /// Asks the store how the deliveries before these ended. In a task of its own: a receive that waited for it could be dropped
+    /// with its deliveries.
+    fn look_up(&self, queue: &QueueName, repeats: Vec<UncertainRepeat>) {
+        if repeats.is_empty() {
+            return;
+        }
+        let (runtime, permit) =
+            (tokio::runtime::Handle::try_current(), self.lookups.clone().try_acquire_owned());
+        let (Ok(runtime), Ok(permit)) = (runtime, permit) else {
+            repeats.into_iter().for_each(|repeat| self.observer.explained(queue, repeat, None));
+            return;
+        };
+        let (inner, observer, queue) = (Arc::downgrade(&self.inner), self.observer.clone(), queue.clone());
+        runtime.spawn(async move {
+            for repeat in repeats {
+                let browse = Browse { id: Some(repeat.id), limit: 1, ..Browse::default() };
+                let found = match inner.upgrade() {
+                    Some(inner) => inner.browse(&queue, browse).await.ok(),
+                    None => None,
+                };
+                let record = found.and_then(|mut page| page.items.pop()).map(|view| view.history);
+                observer.explained(&queue, repeat, record);
+            }
+            drop(permit);
+        });
     }
 }
 
@@ -209,8 +258,9 @@ impl QueueStore for ObservedStore {
                 tracer.delivered(queue, delivery);
             }
         }
-        let how = HandOut { acked, traced: self.tracer.is_some() };
-        self.observer.delivered(queue, consumer.as_deref(), how, &deliveries);
+        let how = HandOut { acked, traced: self.tracer.is_some(), shared: self.shared };
+        let uncertain = self.observer.delivered(queue, consumer.as_deref(), how, &deliveries);
+        self.look_up(queue, uncertain);
         self.write_soon();
         Ok(deliveries)
     }

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use foldhash::fast::FixedState;
 use hapax_core::metrics::{Metrics as _, Sample};
 use hapax_core::policy::tier::{ObservedQueue, POISON_DELIVERIES};
+use hapax_core::store::FailedAttempt;
 use hapax_core::{
-    Claim, ClaimEnding, ClaimError, ClaimRequest, Clock, Delivery, EndClaim, IdempotencyKey, MessageId,
-    QueueName, Receipt, Sent, Settle, SettleError, Settled, Settlement, SystemClock, TokenError,
+    Claim, ClaimEnding, ClaimError, ClaimRequest, Clock, Delivery, EndClaim, FailureCause, IdempotencyKey,
+    MessageId, QueueName, Receipt, Sent, Settle, SettleError, Settled, Settlement, SystemClock, TokenError,
 };
 
 use crate::figures::{DeliveryFigures, QueueFigures};
@@ -219,16 +220,28 @@ impl Observer {
         consumer: Option<&str>,
         how: HandOut,
         deliveries: &[Delivery],
-    ) {
+    ) -> Vec<UncertainRepeat> {
         if deliveries.is_empty() {
-            return;
+            return Vec::new();
         }
         let consumer: Option<Arc<str>> = consumer.map(Into::into);
         let (mut state, now_ms) = (self.state(), self.now_ms());
+        let mut uncertain = Vec::new();
         for delivery in deliveries {
             let hash = self.hash(&delivery.receipt);
-            state.delivered(queue, now_ms, hash, consumer.as_ref(), how, delivery);
+            uncertain.extend(state.delivered(queue, now_ms, hash, consumer.as_ref(), how, delivery));
         }
+        uncertain
+    }
+
+    /// Records why a message was delivered again, by what the store has on record about it; `None`: it could not be asked.
+    pub(crate) fn explained(
+        &self,
+        queue: &QueueName,
+        repeat: UncertainRepeat,
+        record: Option<Vec<FailedAttempt>>,
+    ) {
+        self.state().explained(queue, repeat, record.unwrap_or_default());
     }
 
     pub(crate) fn settled(
@@ -333,6 +346,19 @@ pub(crate) struct HandOut {
     pub acked: bool,
     /// Their attributes carry the contexts of their spans.
     pub traced: bool,
+    /// Other processes may use the same store: what this one did not see may have happened there.
+    pub shared: bool,
+}
+
+/// A message was delivered again, and this process did not see how the delivery before it ended.
+#[derive(Debug)]
+pub(crate) struct UncertainRepeat {
+    pub id: MessageId,
+    /// Number of the delivery before.
+    before: u32,
+    /// The delivery before, if this process made it.
+    earlier: Option<Given>,
+    at_ms: u64,
 }
 
 /// What is needed of a settle after it was passed on.
@@ -449,12 +475,12 @@ impl State {
         consumer: Option<&Arc<str>>,
         how: HandOut,
         delivery: &Delivery,
-    ) {
-        let HandOut { acked, traced } = how;
+    ) -> Option<UncertainRepeat> {
+        let HandOut { acked, traced, shared } = how;
         let before = self.latest.get(&delivery.id.0).copied();
         if before == Some(hash) {
             // The repeat of a receive gives the same delivery again.
-            return;
+            return None;
         }
         self.queue(queue).delivered(
             now_ms,
@@ -473,16 +499,17 @@ impl State {
             over: acked,
             trace: traced.then(|| SpanContext::of(&delivery.attributes)).flatten(),
         };
-        if delivery.deliveries > 1 || before.is_some() {
-            self.repeated(queue, now_ms, before, &given, delivery);
-        }
+        let is_repeat = delivery.deliveries > 1 || before.is_some();
+        let uncertain =
+            is_repeat.then(|| self.repeated(queue, now_ms, before, shared, &given, delivery)).flatten();
         if acked {
-            return;
+            return uncertain;
         }
         self.latest.insert(delivery.id.0, hash);
         self.given.insert(hash, given);
         self.given_order.push_back(hash);
         self.trim_given();
+        uncertain
     }
 
     fn repeated(
@@ -490,9 +517,10 @@ impl State {
         queue: &QueueName,
         now_ms: u64,
         before: Option<u64>,
+        shared: bool,
         given: &Given,
         delivery: &Delivery,
-    ) {
+    ) -> Option<UncertainRepeat> {
         let earlier = before.and_then(|hash| self.given.get_mut(&hash));
         let open = earlier.as_ref().is_some_and(|earlier| !earlier.over);
         let earlier = earlier.map(|earlier| {
@@ -503,25 +531,60 @@ impl State {
         let subject = Subject::Message(given.id);
         // A delivery that was given back has a life with the reason.
         let known = self.lives.contains_key(&subject);
+        // Deliveries that are missing in between were made by other processes.
+        let seen =
+            self.lives.get(&subject).map(Life::deliveries).max(earlier.as_ref().map(|one| one.delivery));
+        let gap = shared && seen.is_some_and(|seen| seen + 1 < given.delivery);
+        let earlier = earlier.filter(|_| !gap);
+        let mut uncertain = false;
         match &earlier {
+            Some(earlier) if open && !shared => self.expired(queue, now_ms, earlier),
+            // It may have been settled through another process.
             Some(earlier) if open => {
-                self.queue(queue).expired(now_ms, earlier.at_ms, earlier.consumer.as_deref());
-                let held_ms = earlier.until_ms.min(now_ms).saturating_sub(earlier.at_ms);
-                let at_ms = earlier.until_ms.min(now_ms);
-                self.life_of(queue, earlier)
-                    .push(at_ms, Event::Expired { delivery: earlier.delivery, held_ms });
+                uncertain = true;
+                self.life_of(queue, earlier);
             }
             Some(_) => self.queue(queue).figures.repeated_after_return += 1,
-            None if known => self.queue(queue).figures.repeated_after_return += 1,
-            None => {
-                self.queue(queue).figures.repeated_cause_unknown += 1;
-                self.life(&subject, Some(queue)).push(now_ms, Event::CauseUnknown);
-            }
+            None if known && !gap => self.queue(queue).figures.repeated_after_return += 1,
+            None => uncertain = true,
         }
         let life = self.life(&subject, Some(queue));
         life.key.get_or_insert_with(|| delivery.key.clone());
         life.sent_ms.get_or_insert(delivery.sent_ms);
         life.push(now_ms, given.event());
+        let earlier = earlier.filter(|_| open);
+        let before = given.delivery.saturating_sub(1);
+        uncertain.then_some(UncertainRepeat { id: given.id, before, earlier, at_ms: now_ms })
+    }
+
+    /// The lease of a delivery ran out, as was noticed when its message was delivered again.
+    fn expired(&mut self, queue: &QueueName, now_ms: u64, earlier: &Given) {
+        self.queue(queue).expired(now_ms, earlier.at_ms, earlier.consumer.as_deref());
+        let held_ms = earlier.until_ms.min(now_ms).saturating_sub(earlier.at_ms);
+        let at_ms = earlier.until_ms.min(now_ms);
+        self.life_of(queue, earlier).push(at_ms, Event::Expired { delivery: earlier.delivery, held_ms });
+    }
+
+    fn explained(&mut self, queue: &QueueName, repeat: UncertainRepeat, record: Vec<FailedAttempt>) {
+        let UncertainRepeat { id, before, earlier, at_ms } = repeat;
+        let failed = record.iter().find(|failed| failed.deliveries == before);
+        match (failed.map(|failed| failed.cause), &earlier) {
+            (Some(FailureCause::Expired), Some(earlier)) => self.expired(queue, at_ms, earlier),
+            (Some(FailureCause::Expired), None) => {
+                let consumer = failed.and_then(|failed| failed.consumer.as_deref());
+                self.queue(queue).expired(at_ms, at_ms, consumer);
+            }
+            (Some(_), _) => self.queue(queue).figures.repeated_after_return += 1,
+            // Nothing is on record, for example because the message was settled meanwhile: then time tells.
+            (None, Some(earlier)) if earlier.until_ms <= at_ms => self.expired(queue, at_ms, earlier),
+            (None, _) => {
+                self.queue(queue).figures.repeated_cause_unknown += 1;
+                self.life(&Subject::Message(id), Some(queue)).push(at_ms, Event::CauseUnknown);
+            }
+        }
+        if !record.is_empty() {
+            self.life(&Subject::Message(id), Some(queue)).add_record(record);
+        }
     }
 
     fn settled(
@@ -532,7 +595,10 @@ impl State {
         asked: &SettleSummary,
         settled: Settled,
     ) {
-        let Some(given) = self.given.get(&hash).cloned() else { return };
+        let Some(given) = self.given.get(&hash).cloned() else {
+            // Another process made the delivery.
+            return self.settled_elsewhere(queue, now_ms, asked, settled);
+        };
         let held_ms = now_ms.saturating_sub(given.at_ms);
         let figures = self.queue(queue);
         // Deferred deliveries did not run.
@@ -580,6 +646,18 @@ impl State {
                 self.queue(queue).figures.parked += 1;
                 self.returned(queue, now_ms, hash, Event::Parked { reason: error });
             }
+        }
+    }
+
+    /// A settle of a delivery of which only the receipt is known here.
+    fn settled_elsewhere(&mut self, queue: &QueueName, now_ms: u64, asked: &SettleSummary, settled: Settled) {
+        match (settled, &asked.settlement) {
+            (Settled::Dead, SettlementKind::Failed(error)) => {
+                self.queue(queue).died(now_ms, error.as_deref())
+            }
+            (Settled::Dead, _) => self.queue(queue).died(now_ms, None),
+            (Settled::Parked, _) => self.queue(queue).figures.parked += 1,
+            (Settled::Acked | Settled::Returned { .. }, _) => {}
         }
     }
 

@@ -1,14 +1,17 @@
 //! Why a message ran twice, or why it did not: the chain of causes, in sentences.
 
+use std::collections::BTreeSet;
+
 use hapax_core::{
-    Browse, EntryId, EntryState, EntryView, FailureCause, IdempotencyKey, MessageId, MessageState,
-    MessageView, QueueInfo, QueueName, Store, StoreError,
+    Browse, EntryId, EntryState, EntryView, IdempotencyKey, MessageId, MessageState, MessageView, QueueInfo,
+    QueueName, Store, StoreError,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::kept;
 use crate::life::{Event, Life, Moment, Subject};
 use crate::observer::Observer;
+use crate::record;
 
 /// What is known about one message or key, and what it means.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -65,7 +68,7 @@ pub async fn of_message(
     }
     let mut life = life.unwrap_or_else(|| Life::new(subject, Some(queue.clone())));
     if let Some(view) = &view {
-        add_failures(&mut life, view);
+        life.add_record(view.history.clone());
     }
     // A message whose sender gave no key has its id as the key.
     let key = life.key.clone().unwrap_or_else(|| id.into());
@@ -107,42 +110,15 @@ pub async fn of_key(
     Ok(stories)
 }
 
-/// The store's own record of failed attempts, where nothing else is known about them.
-fn add_failures(life: &mut Life, view: &MessageView) {
-    let known = |delivery: u32| {
-        life.moments
-            .iter()
-            .any(|moment| matches!(moment.event, Event::Delivered { delivery: of, .. } if of == delivery))
-    };
-    let mut found = Life::new(life.subject.clone(), None);
-    for failed in view.history.iter().filter(|failed| !known(failed.deliveries)) {
-        let (delivery, error) = (failed.deliveries, failed.error.clone());
-        let given = Event::Delivered {
-            delivery,
-            attempt: failed.attempt,
-            consumer: failed.consumer.clone(),
-            lease_ms: 0,
-        };
-        found.push(failed.at_ms, given);
-        let event = match failed.cause {
-            FailureCause::Expired => Event::Expired { delivery, held_ms: 0 },
-            FailureCause::Retry => Event::Returned { error, after_ms: 0 },
-            FailureCause::Rejected => Event::Died { error },
-            FailureCause::Damaged | FailureCause::InDoubt => Event::Parked { reason: error },
-        };
-        found.push(failed.at_ms, event);
-    }
-    life.merge(found);
-}
-
 fn tell(
     info: &QueueInfo,
     id: Option<MessageId>,
     view: Option<&MessageView>,
     entry: Option<&EntryView>,
-    life: Life,
+    mut life: Life,
 ) -> Story {
     let mut because = Vec::new();
+    record::complete(&mut life);
     let moments: Vec<Moment> = life.moments.into_iter().collect();
     repeats(&moments, &mut because);
     claims(&moments, &mut because);
@@ -180,9 +156,13 @@ fn named(consumer: Option<&String>) -> String {
 
 /// Why it was delivered more than once.
 fn repeats(moments: &[Moment], because: &mut Vec<String>) {
-    let deliveries = moments.iter().filter(|moment| matches!(moment.event, Event::Delivered { .. })).count();
-    if deliveries > 1 {
-        because.push(format!("It was delivered {deliveries} times, as far as is known."));
+    let number = |moment: &Moment| match moment.event {
+        Event::Delivered { delivery, .. } => Some(delivery),
+        _ => None,
+    };
+    let deliveries: BTreeSet<u32> = moments.iter().filter_map(number).collect();
+    if deliveries.len() > 1 {
+        because.push(format!("It was delivered {} times, as far as is known.", deliveries.len()));
     }
     let holder = |wanted: u32| {
         moments.iter().find_map(|moment| match &moment.event {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use common::{Clock, Database};
 use hapax_conformance::{Case, CaseOutcome, Factory, Harness, Need};
+use hapax_core::store::SharedStore;
 use hapax_core::{Ledger, QueueAdmin};
 use hapax_postgres::{Options, PostgresStore};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -52,6 +53,14 @@ impl Harness for InDatabase {
 
     fn ledger(&self) -> Option<Arc<dyn Ledger>> {
         Some(Arc::new(self.store.clone()))
+    }
+
+    fn whole(&self) -> Option<SharedStore> {
+        Some(Arc::new(self.store.clone()))
+    }
+
+    fn second_whole(&self) -> Option<SharedStore> {
+        Some(Arc::new(self.second.clone()))
     }
 
     fn second_ledger(&self) -> Option<Arc<dyn Ledger>> {
@@ -132,10 +141,15 @@ impl Factory for Databases {
     }
 }
 
-/// The queue suite, and the cases of the ledger suite that need queues in the same store.
+/// The queue suite, what is told of messages, and the cases of the ledger suite that need queues in the same store.
 fn cases() -> impl Iterator<Item = &'static Case> {
     let ledger = hapax_conformance::ledger_cases().iter().filter(|case| case.needs.contains(&Need::OneStore));
-    hapax_conformance::cases().iter().chain(ledger).filter(|case| common::smoke::is_selected(case))
+    let told = hapax_conformance::observed_cases();
+    hapax_conformance::cases()
+        .iter()
+        .chain(ledger)
+        .chain(told)
+        .filter(|case| common::smoke::is_selected(case))
 }
 
 fn is_listed(list: &[&str], case: &Case) -> bool {

@@ -8,9 +8,9 @@ const HERE: &str = "xtask/tests/tidy/dependencies.rs";
 const ORDER: [&str; 20] = [
     "hapax-faults",
     "hapax-core",
+    "hapax-observe",
     "hapax-conformance",
     "hapax-embedded",
-    "hapax-observe",
     "hapax-postgres",
     "hapax-redis",
     "hapax-client",
@@ -32,7 +32,7 @@ const ORDER: [&str; 20] = [
 const FOR_TESTS: [&str; 1] = ["hapax-simdisk"];
 
 /// Crates of the order that the tests of any other crate may also use.
-const ALSO_FOR_TESTS: [&str; 2] = ["hapax-conformance", "hapax-faults"];
+const ALSO_FOR_TESTS: [&str; 3] = ["hapax-conformance", "hapax-faults", "hapax-embedded"];
 
 /// The crate that injects faults into the others; it depends on them, and the CLI starts it.
 const VERIFY: &str = "hapax-verify";

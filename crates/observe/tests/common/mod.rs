@@ -22,7 +22,7 @@ pub struct Rig {
 fn open(folder: &TempDir, clock: &Arc<ManualClock>) -> ObservedStore {
     let options = Options { clock: clock.clone(), ..Options::default() };
     let store = Arc::new(Embedded::open(folder.path().join("store"), options).unwrap());
-    ObservedStore::with_observer(store, Arc::new(Observer::with_clock(clock.clone())))
+    ObservedStore::with_observer(store, Arc::new(Observer::with_clock(clock.clone()))).only_process()
 }
 
 impl Rig {

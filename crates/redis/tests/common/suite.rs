@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use hapax_conformance::{Case, Factory, Harness, MemoryStore, Need};
+use hapax_core::store::SharedStore;
 use hapax_core::{Clock as _, Documents, Ledger, ManualClock, QueueAdmin};
 use hapax_redis::{Durability, Options, RedisStore};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -62,6 +63,14 @@ impl Harness for InRedis {
 
     fn documents(&self) -> Option<Arc<dyn Documents>> {
         Some(Arc::new(self.store.clone()))
+    }
+
+    fn whole(&self) -> Option<SharedStore> {
+        Some(Arc::new(self.store.clone()))
+    }
+
+    fn second_whole(&self) -> Option<SharedStore> {
+        Some(Arc::new(self.second.clone()))
     }
 
     fn second_store(&self) -> Option<Arc<dyn QueueAdmin>> {
@@ -122,7 +131,11 @@ const QUEUE_SKIPS: &[&str] = &[
 
 /// Runs the suite of the queues. Without Redis each case is reported as ignored.
 pub fn queues(url: fn() -> String, durability: Durability) -> ExitCode {
-    let suites = [hapax_conformance::cases(), with_queues(hapax_conformance::ledger_cases())];
+    let suites = [
+        hapax_conformance::cases(),
+        with_queues(hapax_conformance::ledger_cases()),
+        hapax_conformance::observed_cases(),
+    ];
     match super::missing() {
         None => hapax_conformance::main(Fresh { url, durability, queues: true }, &suites, QUEUE_SKIPS),
         Some(why) => ignored(&suites, why),

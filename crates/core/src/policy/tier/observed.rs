@@ -257,7 +257,9 @@ fn poison_messages(facts: &Facts) -> RuleResult {
 
 fn messages_die(facts: &Facts) -> RuleResult {
     let seen = facts.observed.as_ref()?;
-    if seen.dead < DEAD_MIN || per_mille(seen.dead, seen.delivered) < DEAD_PER_MILLE {
+    // Behind a load balancer messages die through another process than the one that delivered them.
+    let delivered = seen.delivered.max(seen.dead);
+    if seen.dead < DEAD_MIN || per_mille(seen.dead, delivered) < DEAD_PER_MILLE {
         return None;
     }
     let common = seen.dead_error.as_ref().map_or_else(
@@ -269,7 +271,7 @@ fn messages_die(facts: &Facts) -> RuleResult {
             "{} messages died in {} ({} of deliveries), {common}",
             seen.dead,
             span(seen.window_ms),
-            percent(seen.dead, seen.delivered)
+            percent(seen.dead, delivered)
         ),
         "`hapax dead list` shows them; mend what that error says, then `hapax dead redrive`",
     )
