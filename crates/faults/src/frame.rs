@@ -22,6 +22,8 @@ pub enum Protocol {
     Http,
     /// PostgreSQL, without encryption. The label is the SQL of the request, also on its answer.
     Postgres,
+    /// Redis, without encryption. The label is the name of the command, also on its reply.
+    Redis,
 }
 
 /// A part of a connection that is forwarded, or not, as a whole.
@@ -66,6 +68,8 @@ impl Framer {
         match (self.protocol, self.direction) {
             (Protocol::Postgres, Direction::Request) => self.postgres_request(),
             (Protocol::Postgres, Direction::Answer) => self.postgres_answer(),
+            (Protocol::Redis, Direction::Request) => self.redis_request(),
+            (Protocol::Redis, Direction::Answer) => self.redis_answer(),
             (_, Direction::Request) => self.request(),
             (_, Direction::Answer) => self.answer(),
         }
@@ -86,6 +90,20 @@ impl Framer {
         if ends {
             pending.pop_front();
         }
+        drop(pending);
+        Some(self.cut(label.unwrap_or_default(), bytes))
+    }
+
+    fn redis_request(&mut self) -> Option<Frame> {
+        let (label, bytes) = crate::redis_frames::request(&self.buffer)?;
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(label.clone());
+        Some(self.cut(label, bytes))
+    }
+
+    fn redis_answer(&mut self) -> Option<Frame> {
+        let (bytes, answers) = crate::redis_frames::answer(&self.buffer)?;
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let label = answers.then(|| pending.pop_front()).flatten();
         drop(pending);
         Some(self.cut(label.unwrap_or_default(), bytes))
     }

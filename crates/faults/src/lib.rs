@@ -26,6 +26,7 @@ mod private_server;
 mod process;
 mod proxy;
 mod redis;
+mod redis_frames;
 
 pub use frame::{Direction, Protocol};
 pub use patroni::{PatroniCluster, Replication};

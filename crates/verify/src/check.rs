@@ -20,6 +20,8 @@ const WITNESSES_MAX: usize = 3;
 pub enum Anomaly {
     /// A send was answered with success; nothing took effect, and nothing is left to account for it.
     AcceptedButLost,
+    /// A send was answered with success and nothing took effect; the message is left, although the store counted none.
+    LeftUncounted,
     /// One intent, two effects.
     EffectTwice,
     /// An effect that no producer wanted.
@@ -43,6 +45,7 @@ impl Anomaly {
     pub fn name(self) -> &'static str {
         match self {
             Self::AcceptedButLost => "accepted-but-lost",
+            Self::LeftUncounted => "left-uncounted",
             Self::EffectTwice => "effect-twice",
             Self::EffectWithoutIntent => "effect-without-intent",
             Self::OrderViolated => "order-violated",
@@ -84,7 +87,7 @@ pub struct Findings {
     pub unknown: u64,
     /// Duplicates that were suppressed: replays, and calls that the bank recognised.
     pub suppressed: u64,
-    /// Messages that were still in their queue at the end.
+    /// Messages that were still in their queue at the end, or whose accepted payment was not made in time.
     pub unsettled: u64,
     /// Messages in the dead letters, parked or in doubt at the end.
     pub left: u64,
@@ -128,6 +131,9 @@ struct Payment<'a> {
 /// Checks a workload's part of a history.
 pub fn check(history: &[Event], workload: &Workload) -> Findings {
     let own: Vec<&Event> = history.iter().filter(|event| event.event.workload == workload.name).collect();
+    let is_drained = |event: &&Event| matches!(event.event.act, Act::Drained { empty: true });
+    // What the store counts wrongly is no fault of a control.
+    let drained = history.iter().find(is_drained).filter(|_| !workload.is_control());
     let mut findings = Findings::default();
     let mut payments: BTreeMap<&str, Payment<'_>> = BTreeMap::new();
     for event in &own {
@@ -163,7 +169,7 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
         }
     }
     for (id, payment) in &payments {
-        check_payment(id, payment, &mut findings);
+        check_payment(id, payment, drained, &mut findings);
         if workload.fifo {
             check_messages(id, &payment.acks, &mut findings);
         }
@@ -175,13 +181,14 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
     findings
 }
 
-fn check_payment(id: &str, payment: &Payment<'_>, findings: &mut Findings) {
+fn check_payment(id: &str, payment: &Payment<'_>, drained: Option<&Event>, findings: &mut Findings) {
     let Payment { intent, sent, calls, moved, acks, left, entry } = payment;
     let is_at = |place: Place| left.iter().any(|(_, at)| *at == place);
     findings.intents += u64::from(intent.is_some());
     findings.accepted += u64::from(sent.is_some());
     findings.effects += moved.len() as u64;
-    findings.unsettled += u64::from(is_at(Place::Waiting));
+    let not_made = sent.is_some() && moved.is_empty() && !left.is_empty();
+    findings.unsettled += u64::from(is_at(Place::Waiting) || not_made);
     findings.left += u64::from(is_at(Place::Dead) || is_at(Place::Parked) || is_at(Place::InDoubt));
     findings.unknown += u64::from(intent.is_some() && sent.is_none() && moved.is_empty());
 
@@ -190,6 +197,12 @@ fn check_payment(id: &str, payment: &Payment<'_>, findings: &mut Findings) {
         shown.extend(calls.iter().chain(acks).take(WITNESS_EVENTS_MAX - 2).copied());
         let says = "the send was answered with success; the payment was never made, and is neither waiting, parked nor dead";
         findings.add(Anomaly::AcceptedButLost, id, says.to_owned(), &shown);
+    }
+    if let (Some(sent), true, Some(drained)) = (sent, not_made, drained) {
+        let mut shown: Vec<&Event> = vec![sent, drained];
+        shown.extend(left.iter().map(|(event, _)| *event));
+        let says = "the store counted no message any more; this one is left, and its payment was not made";
+        findings.add(Anomaly::LeftUncounted, id, says.to_owned(), &shown);
     }
     if moved.len() > 1 {
         let mut shown: Vec<&Event> = intent.iter().copied().collect();

@@ -8,12 +8,17 @@ use std::time::Duration;
 use anyhow::Context as _;
 use hapax::Hapax;
 use hapax_faults::{FaultProxy, Process, Protocol};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::fault::{Side, WireFault};
+use crate::own_store::OwnStore;
 use crate::roles::{self, ROLE_COMMAND, ROLE_VARIABLE, Role, Site};
 
 /// Worker processes. While one is stopped or dead, the other takes over.
 const WORKERS: usize = 2;
+
+/// Size of files while the disk is full: beyond their first page, no write succeeds.
+const FILE_BYTES_MAX: u64 = 4_096;
 
 /// What a run consists of.
 pub struct Cluster {
@@ -27,6 +32,8 @@ pub struct Cluster {
     proxies: [FaultProxy; 2],
     /// Before the store, where there is one that frames can be seen of.
     store_proxy: Option<StoreProxy>,
+    /// The store's server, if this run has started it.
+    own_store: Option<OwnStore>,
     pub recorder: Process,
     pub producer: Option<Process>,
     pub workers: Vec<Process>,
@@ -37,6 +44,7 @@ impl Cluster {
     pub fn start(
         program: &Path,
         store_url: &str,
+        own_store: Option<OwnStore>,
         servers: usize,
         mut site: Site,
         history: &Path,
@@ -50,6 +58,7 @@ impl Cluster {
             program: program.to_owned(),
             store_url,
             store_proxy,
+            own_store,
             proxies: [proxy()?, proxy()?],
             site,
             servers: Vec::new(),
@@ -94,8 +103,31 @@ impl Cluster {
 
     /// Whether a fault on the wire can be injected.
     pub fn has_proxy(&self, wire: &WireFault) -> bool {
-        let named = |proxy: &StoreProxy| proxy.protocol == Protocol::Postgres || !wire.is_named();
-        wire.side != Side::Store || self.store_proxy.as_ref().is_some_and(named)
+        let speaks = |proxy: &StoreProxy| wire.protocol().is_none_or(|protocol| protocol == proxy.protocol);
+        wire.side != Side::Store || self.store_proxy.as_ref().is_some_and(speaks)
+    }
+
+    /// Whether the store's server was started by this run.
+    pub fn owns_store(&self) -> bool {
+        self.own_store.is_some()
+    }
+
+    /// Whether the store is in the server's own files.
+    pub fn is_in_files(&self) -> bool {
+        self.store_url.starts_with("embedded:")
+    }
+
+    /// Kills the store's server and starts it again, on the same data.
+    pub fn restart_store(&self) -> anyhow::Result<()> {
+        self.own_store.as_ref().map_or(Ok(()), OwnStore::restart)
+    }
+
+    /// Lets no file of the first server grow, or lets them grow again.
+    pub fn limit_files(&self, on: bool) -> anyhow::Result<()> {
+        let pid = i32::try_from(self.servers[0].id()).ok().and_then(Pid::from_raw);
+        let limit = Rlimit { current: on.then_some(FILE_BYTES_MAX), maximum: None };
+        prlimit(pid, Resource::Fsize, limit).context("a server's limit of the size of files")?;
+        Ok(())
     }
 
     pub fn servers(&self) -> usize {
@@ -116,6 +148,18 @@ impl Cluster {
     pub fn restart_worker(&mut self, number: usize) -> anyhow::Result<()> {
         self.workers[number].kill();
         self.workers[number] = self.start_worker()?;
+        Ok(())
+    }
+
+    /// Kills a worker.
+    pub fn remove_worker(&mut self, number: usize) {
+        self.workers.remove(number).kill();
+    }
+
+    /// Starts one more worker.
+    pub fn add_worker(&mut self) -> anyhow::Result<()> {
+        let worker = self.start_worker()?;
+        self.workers.push(worker);
         Ok(())
     }
 
@@ -211,7 +255,7 @@ fn through_proxy(url: &str) -> Option<(Protocol, SocketAddr, String)> {
     let (scheme, rest) = url.split_once("://")?;
     let (protocol, port) = match scheme {
         "postgres" | "postgresql" => (Protocol::Postgres, 5432),
-        "redis" => (Protocol::Bytes, 6379),
+        "redis" => (Protocol::Redis, 6379),
         _ => return None,
     };
     let end = rest.find(['/', '?']).unwrap_or(rest.len());

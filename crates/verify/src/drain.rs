@@ -69,6 +69,7 @@ pub async fn drain(cluster: &mut Cluster, reporter: &Reporter, workloads: &[Work
         idle = if waiting == 0 { idle + 1 } else { 0 };
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+    reporter.report("", vec![Act::Drained { empty: idle >= 2 }]).await?;
     for workload in workloads {
         report_rest(&hapax, cluster, reporter, workload).await?;
     }

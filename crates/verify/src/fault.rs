@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use hapax_faults::{Action, Match};
+use hapax_faults::{Action, Match, Protocol};
 
 use crate::workload::LEASE_MS;
 
@@ -16,6 +16,8 @@ pub enum Target {
     Worker,
     /// A server.
     Server,
+    /// The store's own server, where the run has started it.
+    Store,
 }
 
 /// Whose connection to the server is broken.
@@ -45,9 +47,14 @@ pub struct WireFault {
 }
 
 impl WireFault {
-    /// Whether it needs frames with a label: a proxy that sees only bytes cannot inject it.
-    pub fn is_named(&self) -> bool {
-        !self.label.is_empty()
+    /// The protocol whose frames have its label; `None` for a label that fits everything.
+    pub fn protocol(&self) -> Option<Protocol> {
+        match (self.side, self.label) {
+            (Side::Producers | Side::Workers, _) => Some(Protocol::Http),
+            (Side::Store, "") => None,
+            (Side::Store, "EVALSHA") => Some(Protocol::Redis),
+            (Side::Store, _) => Some(Protocol::Postgres),
+        }
     }
 
     /// The frames that it hits.
@@ -63,6 +70,12 @@ pub enum Fault {
     Kill(Target),
     /// A worker is stopped (SIGSTOP) past its lease, then continues (SIGCONT).
     Pause,
+    /// One worker less for longer than a lease, then one more than before.
+    Scale,
+    /// Nothing passes between servers and store, in either direction; connections stay open.
+    Partition,
+    /// The server cannot make its files longer: writes fail as on a full disk. Then it is restarted.
+    DiskFull,
     /// Requests or answers are cut, dropped, delayed or duplicated.
     Wire(WireFault),
 }
@@ -73,12 +86,17 @@ impl fmt::Display for Fault {
             Self::Kill(Target::Producer) => f.write_str("kill -9 of the producer"),
             Self::Kill(Target::Worker) => f.write_str("kill -9 of a worker"),
             Self::Kill(Target::Server) => f.write_str("kill -9 of a server"),
+            Self::Kill(Target::Store) => f.write_str("kill -9 of the store"),
             Self::Pause => f.write_str("pause of a worker past its lease"),
+            Self::Scale => f.write_str("scale in to one worker, then out to three"),
+            Self::Partition => f.write_str("partition between servers and store"),
+            Self::DiskFull => f.write_str("disk full, then a restart of the server"),
             Self::Wire(wire) => {
                 let done = match wire.action {
                     Action::Cut => "cut",
                     Action::Drop => "dropped",
-                    Action::Delay(_) => "delayed past the timeout",
+                    Action::Delay(time) if time > REORDER => "delayed past the timeout",
+                    Action::Delay(_) => "delayed, others overtake it",
                     Action::Duplicate => "duplicated",
                     Action::Hold => "held",
                 };
@@ -92,18 +110,26 @@ impl fmt::Display for Fault {
 /// Longer than the timeout of a request: the caller has given up, and the request still arrives.
 const LATE: Action = Action::Delay(Duration::from_millis(1_800));
 
+/// Shorter than any timeout: what is sent later on other connections arrives earlier.
+const REORDER: Duration = Duration::from_millis(150);
+const OVERTAKEN: Action = Action::Delay(REORDER);
+
 const fn wire(side: Side, request: &'static str, label: &'static str, answer: bool, action: Action) -> Fault {
     Fault::Wire(WireFault { side, request, label, answer, action })
 }
 
 /// Each fault that a round has. Kills are more frequent: each hits only what is under way at that moment.
-pub const ROUND: [Fault; 21] = [
+pub const ROUND: [Fault; 29] = [
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Producer),
     Fault::Kill(Target::Server),
+    Fault::Kill(Target::Store),
     Fault::Pause,
+    Fault::Scale,
+    Fault::Partition,
+    Fault::DiskFull,
     wire(Side::Producers, "SendMessage", "/messages", true, Action::Cut),
     wire(Side::Producers, "SendMessage", "/messages", false, Action::Cut),
     wire(Side::Producers, "SendMessage", "/messages", false, Action::Duplicate),
@@ -118,7 +144,11 @@ pub const ROUND: [Fault; 21] = [
     wire(Side::Workers, "complete", "/claims/end", false, LATE),
     wire(Side::Store, "COMMIT", "COMMIT", true, Action::Cut),
     wire(Side::Store, "COMMIT", "COMMIT", false, Action::Cut),
+    wire(Side::Store, "EVALSHA", "EVALSHA", true, Action::Cut),
+    wire(Side::Store, "EVALSHA", "EVALSHA", false, Action::Cut),
     wire(Side::Store, "any call of the store", "", true, Action::Cut),
+    wire(Side::Store, "any call of the store", "", false, OVERTAKEN),
+    wire(Side::Store, "any call of the store", "", true, OVERTAKEN),
 ];
 
 /// How long frames are hit.
@@ -132,13 +162,25 @@ pub const PART: Duration = Duration::from_millis(100);
 pub fn aftermath(fault: Fault) -> Duration {
     match fault {
         // What was under way returns when its lease ends.
-        Fault::Kill(Target::Worker | Target::Server) => Duration::from_millis(LEASE_MS + 600),
+        Fault::Kill(Target::Worker | Target::Server | Target::Store) | Fault::DiskFull => {
+            Duration::from_millis(LEASE_MS + 600)
+        }
         Fault::Kill(Target::Producer) => Duration::from_millis(300),
-        Fault::Pause => Duration::from_millis(500),
+        Fault::Pause | Fault::Scale => Duration::from_millis(500),
+        Fault::Partition => Duration::from_secs(1),
         Fault::Wire(wire) if matches!(wire.action, Action::Delay(_) | Action::Drop) => Duration::from_secs(1),
         Fault::Wire(_) => Duration::from_millis(200),
     }
 }
+
+/// How long there is one worker, and how long there are three.
+pub const SCALED: Duration = Duration::from_millis(LEASE_MS * 13 / 10);
+
+/// How long a partition lasts: past leases, and past the timeout of a request.
+pub const PARTITIONED: Duration = Duration::from_millis(2_500);
+
+/// How long the disk is full.
+pub const FULL: Duration = Duration::from_millis(800);
 
 /// How long a worker is stopped.
 pub fn pause(random: &mut fastrand::Rng) -> Duration {

@@ -184,6 +184,11 @@ pub enum Act {
         /// How many messages or keys.
         count: u64,
     },
+    /// The run waited for the rest of the messages, before it listed what is left.
+    Drained {
+        /// Whether the store counted nothing any more; else the time was over.
+        empty: bool,
+    },
 }
 
 /// What a fault caused: the difference of the recorder's counters.
@@ -295,7 +300,9 @@ impl Event {
             | Act::Claim { id, .. }
             | Act::Entry { id, .. }
             | Act::Left { id, .. } => Some(id),
-            Act::FaultBegins { .. } | Act::FaultEnds { .. } | Act::Operator { .. } => None,
+            Act::FaultBegins { .. } | Act::FaultEnds { .. } | Act::Operator { .. } | Act::Drained { .. } => {
+                None
+            }
         }
     }
 }

@@ -13,11 +13,13 @@
 //! | [`report`] | verdicts, and their forms: text, JSON, JUnit, HTML |
 //! | [`roles`] | the child processes |
 
+mod aim;
 pub mod check;
 mod cluster;
 mod drain;
 pub mod fault;
 pub mod history;
+mod own_store;
 mod producer;
 mod recorder;
 pub mod report;

@@ -67,6 +67,14 @@ pub struct Recorded {
     pub backlog: u64,
 }
 
+/// A control enters or leaves the part of its work in which a crash makes it lose or repeat a payment.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Gap {
+    pub who: String,
+    pub workload: String,
+    pub enters: bool,
+}
+
 /// The figures of a run so far.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Counts {
@@ -96,6 +104,8 @@ struct State {
     keys: HashMap<(String, String), u64>,
     last_receipt: u64,
     accounts_open: bool,
+    /// Controls that are in their gap, by process and workload.
+    gaps: HashMap<(String, String), u64>,
     counts: Counts,
 }
 
@@ -138,6 +148,15 @@ impl Recorder {
             "/open" => {
                 self.state().accounts_open = serde_json::from_slice(body)?;
                 b"null".to_vec()
+            }
+            "/gap" => {
+                self.state().gap(serde_json::from_slice(body)?);
+                b"null".to_vec()
+            }
+            "/gaps" => {
+                let state = self.state();
+                let open = state.gaps.iter().filter(|(_, count)| **count > 0);
+                serde_json::to_vec(&open.map(|(of, _)| of.clone()).collect::<Vec<_>>())?
             }
             "/receipts" => serde_json::to_vec(&self.receipts(&serde_json::from_slice::<String>(body)?))?,
             "/counts" => serde_json::to_vec(&self.state().counts)?,
@@ -221,6 +240,11 @@ impl State {
         Paid { effect: Effect::Moved, receipt }
     }
 
+    fn gap(&mut self, gap: Gap) {
+        let count = self.gaps.entry((gap.who, gap.workload)).or_default();
+        *count = if gap.enters { *count + 1 } else { count.saturating_sub(1) };
+    }
+
     fn moved(&mut self, workload: &str, id: &str, receipt: u64) {
         self.counts.moved += 1;
         let progress = self.counts.per_workload.entry(workload.to_owned()).or_default();
@@ -285,7 +309,12 @@ pub struct Reporter {
 
 impl Reporter {
     pub fn new(address: SocketAddr, role: &str) -> Self {
-        Self { caller: Caller::new(address), who: format!("{role}-{}", std::process::id()) }
+        Self { caller: Caller::new(address), who: Self::name(role, std::process::id()) }
+    }
+
+    /// The name of a process in the history.
+    pub fn name(role: &str, process: u32) -> String {
+        format!("{role}-{process}")
     }
 
     /// The name of this process in the history.
@@ -308,6 +337,17 @@ impl Reporter {
     /// Calls a bank.
     pub async fn pay(&self, pay: &Pay) -> anyhow::Result<Paid> {
         self.caller.call("/pay", pay).await
+    }
+
+    /// Tells that a control enters or leaves its gap.
+    pub async fn gap(&self, workload: &str, enters: bool) -> anyhow::Result<()> {
+        let gap = Gap { who: self.who.clone(), workload: workload.to_owned(), enters };
+        self.caller.call("/gap", &gap).await
+    }
+
+    /// The controls that are in their gap: process and workload. One whose process was killed there stays.
+    pub async fn gaps(&self) -> anyhow::Result<Vec<(String, String)>> {
+        self.caller.call("/gaps", &()).await
     }
 
     /// The number of the next payment of an account.

@@ -8,11 +8,13 @@ use hapax::core::EntryFilter;
 use hapax::{Hapax, StoreUrl};
 use hapax_faults::Action;
 
+use crate::aim::Aim;
 use crate::check::Findings;
 use crate::cluster::{Cluster, start};
 use crate::drain;
-use crate::fault::{self, Fault, HITS_PER_PART, PART, Schedule, Target, WINDOW, WireFault};
+use crate::fault::{self, Fault, HITS_PER_PART, PART, Schedule, Side, Target, WINDOW, WireFault};
 use crate::history::{self, Act, Caused};
+use crate::own_store::OwnStore;
 use crate::recorder::Reporter;
 use crate::report::{Report, ReportedFault, RunFacts};
 use crate::roles::{Role, Site};
@@ -57,9 +59,11 @@ pub enum Progress<'a> {
 pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyhow::Result<Report> {
     let folder = tempfile::Builder::new().prefix("hapax-verify-").tempdir()?;
     let started = Instant::now();
-    let store_url = match &options.store {
-        Some(url) => url.clone(),
-        None => format!("embedded:{}", folder.path().join("store").display()),
+    let own_store = options.store.as_deref().and_then(OwnStore::start).transpose()?;
+    let store_url = match (&own_store, &options.store) {
+        (Some(own), _) => own.url(),
+        (None, Some(url)) => url.clone(),
+        (None, None) => format!("embedded:{}", folder.path().join("store").display()),
     };
     let parsed: StoreUrl = store_url.parse()?;
     let servers = match parsed {
@@ -79,7 +83,7 @@ pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyho
         database: None,
     };
     tell(Progress::Phase(format!("starting {servers} server(s) over {parsed}")));
-    let mut cluster = Cluster::start(&options.program, &store_url, servers, site, &history)?;
+    let mut cluster = Cluster::start(&options.program, &store_url, own_store, servers, site, &history)?;
     let hapax = cluster.connect().await?;
     refuse_used_store(&hapax, options).await?;
     let capabilities = hapax.store().capabilities();
@@ -144,13 +148,19 @@ async fn storm(
     let mut schedule = Schedule::new(options.seed, faults_on(cluster, &options.faults)?);
     let end = Instant::now() + options.time;
     let mut faults = Vec::new();
-    while Instant::now() < end {
-        let fault = schedule.next_fault();
+    let mut aim = Aim::new(&reporter, &options.workloads);
+    loop {
+        let fault = match schedule.next_fault() {
+            fault if Instant::now() < end => fault,
+            // What a short run has not shown yet of the controls.
+            _ if aim.owes_kills(&options.faults) => Fault::Kill(Target::Worker),
+            _ => break,
+        };
         let number = faults.len() as u32 + 1;
         let before = reporter.counts().await?;
         let at = Instant::now();
         reporter.report("", vec![Act::FaultBegins { number, fault: fault.to_string() }]).await?;
-        let hits = inject(cluster, fault, &mut schedule).await?;
+        let hits = inject(cluster, fault, &mut schedule, &mut aim).await?;
         tokio::time::sleep(fault::aftermath(fault)).await;
         let after = reporter.counts().await?;
         let caused = after.caused.since(&before.caused);
@@ -181,7 +191,10 @@ async fn storm(
 fn faults_on(cluster: &Cluster, wanted: &[Fault]) -> anyhow::Result<Vec<Fault>> {
     let possible = |fault: &Fault| match fault {
         Fault::Wire(wire) => cluster.has_proxy(wire),
-        Fault::Kill(_) | Fault::Pause => true,
+        Fault::Kill(Target::Store) => cluster.owns_store(),
+        Fault::Partition => cluster.proxy(Side::Store).is_some(),
+        Fault::DiskFull => cluster.is_in_files(),
+        Fault::Kill(_) | Fault::Pause | Fault::Scale => true,
     };
     let faults: Vec<Fault> = wanted.iter().copied().filter(possible).collect();
     if faults.is_empty() {
@@ -191,7 +204,7 @@ fn faults_on(cluster: &Cluster, wanted: &[Fault]) -> anyhow::Result<Vec<Fault>> 
 }
 
 async fn wait_for_load(cluster: &mut Cluster, reporter: &Reporter) -> anyhow::Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_mins(1);
     while reporter.counts().await?.moved < 20 {
         cluster.check_alive()?;
         if Instant::now() > deadline {
@@ -203,17 +216,44 @@ async fn wait_for_load(cluster: &mut Cluster, reporter: &Reporter) -> anyhow::Re
 }
 
 /// Injects a fault; returns what it hit: frames, or processes.
-async fn inject(cluster: &mut Cluster, fault: Fault, schedule: &mut Schedule) -> anyhow::Result<u64> {
+async fn inject(
+    cluster: &mut Cluster,
+    fault: Fault,
+    schedule: &mut Schedule,
+    aim: &mut Aim<'_>,
+) -> anyhow::Result<u64> {
     let random = schedule.random();
     match fault {
         Fault::Kill(Target::Producer) => cluster.restart_producer()?,
-        Fault::Kill(Target::Worker) => cluster.restart_worker(random.usize(..cluster.workers.len()))?,
+        Fault::Kill(Target::Worker) => aim.kill_worker(cluster, random).await?,
         Fault::Kill(Target::Server) => cluster.restart_server(random.usize(..cluster.servers()))?,
         Fault::Pause => {
             let (worker, time) = (random.usize(..cluster.workers.len()), fault::pause(random));
             cluster.workers[worker].pause();
             tokio::time::sleep(time).await;
             cluster.workers[worker].resume();
+        }
+        Fault::Kill(Target::Store) => cluster.restart_store()?,
+        Fault::Scale => {
+            let worker = random.usize(..cluster.workers.len());
+            cluster.remove_worker(worker);
+            tokio::time::sleep(fault::SCALED).await;
+            cluster.add_worker()?;
+            cluster.add_worker()?;
+            tokio::time::sleep(fault::SCALED).await;
+            cluster.remove_worker(0);
+        }
+        Fault::Partition => {
+            let Some(proxy) = cluster.proxy(Side::Store) else { return Ok(0) };
+            proxy.partition(true);
+            tokio::time::sleep(fault::PARTITIONED).await;
+            proxy.partition(false);
+        }
+        Fault::DiskFull => {
+            cluster.limit_files(true)?;
+            tokio::time::sleep(fault::FULL).await;
+            cluster.limit_files(false)?;
+            cluster.restart_server(0)?;
         }
         Fault::Wire(wire) => return Ok(break_wire(cluster, wire).await),
     }

@@ -125,6 +125,21 @@ fn accepted_but_lost() {
 }
 
 #[test]
+fn left_uncounted() {
+    let rejected = || History::default().accepted(1).call(1, 5, Effect::Closed);
+    for place in [Place::Dead, Place::Parked, Place::InDoubt, Place::Waiting] {
+        let late = rejected().add("d", Act::Drained { empty: false }).left(1, place);
+        assert_eq!(late.is(false, &[]).unsettled, 1, "there was no time to make the payment");
+        let uncounted = rejected().add("d", Act::Drained { empty: true }).left(1, place);
+        let findings = uncounted.is(false, &[Anomaly::LeftUncounted]);
+        assert_eq!(findings.violations[0].witness.len(), 3);
+    }
+    // Made, and not acked in time: that is accounted for.
+    let made = History::default().accepted(1).call(1, 5, Effect::Moved);
+    made.add("d", Act::Drained { empty: true }).left(1, Place::Waiting).is(false, &[]);
+}
+
+#[test]
 fn effect_twice() {
     let twice = History::default().accepted(1).call(1, 5, Effect::Moved).call(1, 9, Effect::Moved);
     let findings = twice.is(false, &[Anomaly::EffectTwice]);

@@ -12,6 +12,8 @@ use hapax_verify::report::{Report, Verdict};
 use hapax_verify::roles::{self, Role};
 use hapax_verify::workload::{self, Workload};
 use hapax_verify::{Options, Progress};
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::output::{self, Output};
 use crate::text::{parse_ms, parse_word};
@@ -22,7 +24,7 @@ pub use hapax_verify::roles::ROLE_COMMAND;
 /// Time of a run that says nothing else.
 const TIME_MS_DEFAULT: u64 = 60_000;
 /// Time of faults in `--quick`: one round with every fault; start and drain come on top.
-const TIME_MS_QUICK: u64 = 36_000;
+const TIME_MS_QUICK: u64 = 40_000;
 
 /// Shows which guarantee holds, by breaking things: kills, pauses, lost and repeated requests.
 #[derive(Debug, Args)]
@@ -41,7 +43,8 @@ pub struct VerifyArgs {
     /// Under a minute in all, on a temporary store unless --store names one.
     #[arg(long, conflicts_with = "time")]
     quick: bool,
-    /// The store: embedded:PATH, postgres://…, redis://…; it has to be empty [default: a temporary folder].
+    /// The store: embedded:PATH, postgres://…, redis://…; it has to be empty. private:postgres and private:redis start a
+    /// server of their own, which is killed too [default: a temporary folder].
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// A ledger in another store: postgres://… or redis://….
@@ -236,6 +239,8 @@ pub fn role() -> ExitCode {
         runtime.block_on(async {
             match role {
                 Role::Server(store) => {
+                    // A write beyond a limit of the size of files fails; without a handler it would end the process.
+                    let _limit = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
                     let args = [
                         "hapax",
                         "serve",

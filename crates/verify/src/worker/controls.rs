@@ -13,6 +13,9 @@ use super::Workplace;
 use crate::recorder::{Pay, Payment};
 use crate::workload::{LEASE_MS, Shape, Workload};
 
+/// How long a control takes between its two steps.
+const GAP: Duration = Duration::from_millis(100);
+
 /// Consumes a control's queue, one message at a time.
 pub async fn consume(place: Arc<Workplace>, workload: Workload) -> anyhow::Result<()> {
     let queue = workload.queue(&place.run);
@@ -38,10 +41,12 @@ async fn handle(
     match workload.shape {
         Shape::AckBefore => {
             ack(place, queue, delivery).await;
+            gap(place, workload).await?;
             pay(place, workload, delivery).await
         }
         Shape::AckAfter => {
             pay(place, workload, delivery).await?;
+            gap(place, workload).await?;
             ack(place, queue, delivery).await;
             Ok(())
         }
@@ -51,12 +56,20 @@ async fn handle(
             // Fails open: if it cannot be looked up, it is taken to be new.
             if !matches!(entry, Ok(Some(entry)) if entry.state == EntryState::Completed) {
                 pay(place, workload, delivery).await?;
+                gap(place, workload).await?;
                 mark(place, id).await;
             }
             ack(place, queue, delivery).await;
             Ok(())
         }
     }
+}
+
+/// The time between two steps: a kill is aimed at it, so that every run shows what it does to such a program.
+async fn gap(place: &Workplace, workload: &Workload) -> anyhow::Result<()> {
+    place.reporter.gap(workload.name, true).await?;
+    tokio::time::sleep(GAP).await;
+    place.reporter.gap(workload.name, false).await
 }
 
 async fn pay(place: &Workplace, workload: &Workload, delivery: &Delivery) -> anyhow::Result<()> {
