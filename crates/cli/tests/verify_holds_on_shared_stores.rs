@@ -11,7 +11,8 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use serde_json::Value;
 
 /// Faults that any store has.
-const EVERYWHERE: &str = "kill -9 of a worker,kill -9 of a server,SendMessage: response cut,pause";
+const EVERYWHERE: &str =
+    "kill -9 of a worker,kill -9 of a server,relay after publishing,SendMessage: response cut,pause";
 
 /// A test by its name, what it needs, and whether that is there.
 type Test = (&'static str, &'static str, fn() -> bool, fn());

@@ -135,7 +135,7 @@ pub use hapax_postgres as postgres;
 #[cfg(feature = "redis")]
 pub use hapax_redis as redis;
 #[cfg(feature = "sqlite")]
-pub use hapax_sqlite::SqliteInbox;
+pub use hapax_sqlite::{SqliteInbox, SqliteOutbox};
 #[cfg(feature = "worker")]
 pub use hapax_worker::{
     self as worker, Cx, HandlerOutcome, Idempotent, IdempotentError, IntoOutcome, OnError, Worker,

@@ -13,6 +13,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use crate::fault::{Side, WireFault};
 use crate::own_store::OwnStore;
 use crate::roles::{self, ROLE_COMMAND, ROLE_VARIABLE, Role, Site};
+use crate::workload::{Shape, Workload};
 
 /// Worker processes. While one is stopped or dead, the other takes over.
 const WORKERS: usize = 2;
@@ -28,8 +29,8 @@ pub struct Cluster {
     /// One server, or two over a store that several processes can share.
     servers: Vec<Process>,
     addresses: Vec<SocketAddr>,
-    /// Before the server: the producer's way, and the workers'.
-    proxies: [FaultProxy; 2],
+    /// Before the server: the producer's way, the workers', and the relay's.
+    proxies: [FaultProxy; 3],
     /// Before the store, where there is one that frames can be seen of.
     store_proxy: Option<StoreProxy>,
     /// The store's server, if this run has started it.
@@ -37,6 +38,8 @@ pub struct Cluster {
     pub recorder: Process,
     pub producer: Option<Process>,
     pub workers: Vec<Process>,
+    /// The relay, if a workload has one.
+    pub relay: Option<Process>,
 }
 
 impl Cluster {
@@ -59,13 +62,14 @@ impl Cluster {
             store_url,
             store_proxy,
             own_store,
-            proxies: [proxy()?, proxy()?],
+            proxies: [proxy()?, proxy()?, proxy()?],
             site,
             servers: Vec::new(),
             addresses: Vec::new(),
             recorder,
             producer: None,
             workers: Vec::new(),
+            relay: None,
         };
         for _ in 0..servers {
             let (server, address) = cluster.start_server()?;
@@ -79,7 +83,32 @@ impl Cluster {
     /// Starts the producer and the workers.
     pub fn start_clients(&mut self) -> anyhow::Result<()> {
         self.workers = (0..WORKERS).map(|_| self.start_worker()).collect::<anyhow::Result<_>>()?;
+        if self.has_relay() {
+            self.relay = Some(self.start_relay()?);
+        }
         self.producer = Some(self.start_producer()?);
+        Ok(())
+    }
+
+    /// Whether a workload has a relay.
+    pub fn has_relay(&self) -> bool {
+        self.site
+            .workloads
+            .iter()
+            .any(|name| Workload::named(name).is_some_and(|of| of.shape == Shape::Outbox))
+    }
+
+    /// Kills the relay.
+    pub fn stop_relay(&mut self) {
+        if let Some(mut relay) = self.relay.take() {
+            relay.kill();
+        }
+    }
+
+    /// Kills the relay and starts another.
+    pub fn restart_relay(&mut self) -> anyhow::Result<()> {
+        self.stop_relay();
+        self.relay = Some(self.start_relay()?);
         Ok(())
     }
 
@@ -185,6 +214,7 @@ impl Cluster {
             .map(|process| ("a server", process))
             .chain(self.workers.iter_mut().map(|process| ("a worker", process)))
             .chain(self.producer.iter_mut().map(|process| ("the producer", process)))
+            .chain(self.relay.iter_mut().map(|process| ("the relay", process)))
             .chain([("the recorder", &mut self.recorder)]);
         for (name, process) in named {
             if let Some(status) = process.ended() {
@@ -198,6 +228,7 @@ impl Cluster {
         let last = self.addresses.len() - 1;
         self.proxies[Side::Producers as usize].retarget(self.addresses[0]);
         self.proxies[Side::Workers as usize].retarget(self.addresses[last]);
+        self.proxies[Side::Relays as usize].retarget(self.addresses[last]);
     }
 
     fn start_server(&self) -> anyhow::Result<(Process, SocketAddr)> {
@@ -220,6 +251,10 @@ impl Cluster {
 
     fn start_producer(&self) -> anyhow::Result<Process> {
         start(&self.program, &Role::Producer(self.site_through(Side::Producers)))
+    }
+
+    fn start_relay(&self) -> anyhow::Result<Process> {
+        start(&self.program, &Role::Relay(self.site_through(Side::Relays)))
     }
 
     fn site_through(&self, side: Side) -> Site {

@@ -11,6 +11,7 @@ use hapax::{Browse, Hapax, OnDoubt, QueueConfig, QueueName, RedriveFilter, Redri
 
 use crate::cluster::Cluster;
 use crate::history::{Act, Place};
+use crate::orders;
 use crate::recorder::{Payment, Reporter};
 use crate::worker::transfers;
 use crate::workload::{Shape, Workload};
@@ -69,6 +70,10 @@ pub async fn drain(cluster: &mut Cluster, reporter: &Reporter, workloads: &[Work
         idle = if waiting == 0 { idle + 1 } else { 0 };
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+    if cluster.has_relay() && idle < 2 && orders::count_unpublished(cluster.site()).await? > 0 {
+        // The checker would take them for lost.
+        bail!("the relay has not published everything within {} s", DRAIN.as_secs());
+    }
     reporter.report("", vec![Act::Drained { empty: idle >= 2 }]).await?;
     for workload in workloads {
         report_rest(&hapax, cluster, reporter, workload).await?;
@@ -97,6 +102,9 @@ async fn count_waiting(
         }
     }
     redrive_if_dead(hapax, reporter, workloads, run).await?;
+    if cluster.has_relay() {
+        waiting += orders::count_unpublished(cluster.site()).await?;
+    }
     Ok(waiting)
 }
 
@@ -184,7 +192,7 @@ async fn report_rest(
     if workload.shape == Shape::Transactional {
         acts.extend(transfers::read(site).await?);
     }
-    if matches!(workload.shape, Shape::Worker(_)) {
+    if matches!(workload.shape, Shape::Worker(_) | Shape::Outbox) {
         let ledger = match &site.ledger {
             Some(url) => Hapax::open(url).await?,
             None => hapax.clone(),

@@ -27,6 +27,8 @@ pub enum Side {
     Producers,
     /// The workers'.
     Workers,
+    /// The relay's.
+    Relays,
     /// That of servers and transactional workers to the store.
     Store,
 }
@@ -50,7 +52,7 @@ impl WireFault {
     /// The protocol whose frames have its label; `None` for a label that fits everything.
     pub fn protocol(&self) -> Option<Protocol> {
         match (self.side, self.label) {
-            (Side::Producers | Side::Workers, _) => Some(Protocol::Http),
+            (Side::Producers | Side::Workers | Side::Relays, _) => Some(Protocol::Http),
             (Side::Store, "") => None,
             (Side::Store, "EVALSHA") => Some(Protocol::Redis),
             (Side::Store, _) => Some(Protocol::Postgres),
@@ -63,6 +65,15 @@ impl WireFault {
     }
 }
 
+/// A point in the work of a relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RelayPoint {
+    /// Its messages are on their way. They arrive later, when another relay has published them.
+    Publishing,
+    /// Its messages are published, and it has not heard of it.
+    Published,
+}
+
 /// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -70,6 +81,8 @@ pub enum Fault {
     Kill(Target),
     /// A worker is stopped (SIGSTOP) past its lease, then continues (SIGCONT).
     Pause,
+    /// SIGKILL of the relay at a point of its work, then a restart.
+    KillRelay(RelayPoint),
     /// One worker less for longer than a lease, then one more than before.
     Scale,
     /// Nothing passes between servers and store, in either direction; connections stay open.
@@ -88,6 +101,10 @@ impl fmt::Display for Fault {
             Self::Kill(Target::Server) => f.write_str("kill -9 of a server"),
             Self::Kill(Target::Store) => f.write_str("kill -9 of the store"),
             Self::Pause => f.write_str("pause of a worker past its lease"),
+            Self::KillRelay(RelayPoint::Publishing) => f.write_str("kill -9 of the relay while it publishes"),
+            Self::KillRelay(RelayPoint::Published) => {
+                f.write_str("kill -9 of the relay after publishing, before marking")
+            }
             Self::Scale => f.write_str("scale in to one worker, then out to three"),
             Self::Partition => f.write_str("partition between servers and store"),
             Self::DiskFull => f.write_str("disk full, then a restart of the server"),
@@ -119,13 +136,15 @@ const fn wire(side: Side, request: &'static str, label: &'static str, answer: bo
 }
 
 /// Each fault that a round has. Kills are more frequent: each hits only what is under way at that moment.
-pub const ROUND: [Fault; 29] = [
+pub const ROUND: [Fault; 31] = [
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Producer),
     Fault::Kill(Target::Server),
     Fault::Kill(Target::Store),
+    Fault::KillRelay(RelayPoint::Publishing),
+    Fault::KillRelay(RelayPoint::Published),
     Fault::Pause,
     Fault::Scale,
     Fault::Partition,
@@ -166,6 +185,8 @@ pub fn aftermath(fault: Fault) -> Duration {
             Duration::from_millis(LEASE_MS + 600)
         }
         Fault::Kill(Target::Producer) => Duration::from_millis(300),
+        // The dead relay's lease has to end before another one publishes.
+        Fault::KillRelay(_) => Duration::from_millis(1_500),
         Fault::Pause | Fault::Scale => Duration::from_millis(500),
         Fault::Partition => Duration::from_secs(1),
         Fault::Wire(wire) if matches!(wire.action, Action::Delay(_) | Action::Drop) => Duration::from_secs(1),

@@ -19,6 +19,7 @@ mod cluster;
 mod drain;
 pub mod fault;
 pub mod history;
+mod orders;
 mod own_store;
 mod producer;
 mod recorder;

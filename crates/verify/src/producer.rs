@@ -1,15 +1,16 @@
 //! A producer process: sends each payment until its send is answered with success, as real producers do.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::{DedupId, GroupId, Hapax, IdempotencyKey, QueueName, StoreError};
 
 use crate::history::{Act, Answer};
+use crate::orders::Writer;
 use crate::recorder::{Payment, Reporter};
-use crate::roles;
+use crate::roles::{self, Site};
 use crate::workload::Workload;
+use tokio::sync::Mutex;
 
 /// Accepted payments of a workload that may wait; more would only lengthen the drain.
 const BACKLOG_MAX: u64 = 40;
@@ -21,23 +22,19 @@ const PACE: Duration = Duration::from_millis(10);
 const CONTROL_PACE: Duration = Duration::from_millis(80);
 
 /// Sends payments until its process is killed.
-pub async fn run(
-    endpoint: &str,
-    recorder: SocketAddr,
-    run: &str,
-    workloads: &[Workload],
-) -> anyhow::Result<()> {
-    let hapax = roles::connect(endpoint).await?;
-    let reporter = Arc::new(Reporter::new(recorder, "producer"));
+pub async fn run(site: &Site, workloads: &[Workload]) -> anyhow::Result<()> {
+    let hapax = roles::connect(&site.endpoint).await?;
+    let reporter = Arc::new(Reporter::new(site.recorder, "producer"));
     let mut accounts = tokio::task::JoinSet::new();
-    for workload in workloads.iter().copied().filter(Workload::has_queue) {
+    for workload in workloads.iter().copied() {
         for account in 0..workload.accounts() {
             let account = Account {
                 hapax: hapax.clone(),
                 reporter: reporter.clone(),
                 workload,
-                queue: workload.queue(run),
+                queue: workload.queue(&site.run),
                 name: format!("account{account}"),
+                writer: Mutex::new(Writer::new(site)),
             };
             accounts.spawn(account.pay());
         }
@@ -56,6 +53,8 @@ struct Account {
     workload: Workload,
     queue: QueueName,
     name: String,
+    /// Of orders, if they are written to a database.
+    writer: Mutex<Writer>,
 }
 
 impl Account {
@@ -96,6 +95,10 @@ impl Account {
     }
 
     async fn send(&self, payment: &Payment) -> Answer {
+        if self.workload.is_relayed() {
+            let placed = self.writer.lock().await.place(&self.workload, payment).await;
+            return if placed.is_ok() { Answer::Ok } else { Answer::Unknown };
+        }
         let Ok(queue) = self.hapax.queue::<Payment>(self.queue.as_str()) else { return Answer::Failed };
         let key = IdempotencyKey::new(&payment.id).expect("a valid key");
         let sent = queue

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::check;
 use crate::history;
 use crate::workload::Workload;
-use crate::{producer, recorder, worker};
+use crate::{orders, producer, recorder, worker};
 
 /// The program's first argument for a child process.
 pub const ROLE_COMMAND: &str = "__verify";
@@ -40,6 +40,8 @@ pub enum Role {
     Producer(Site),
     /// Workers of all workloads, and the controls.
     Worker(Site),
+    /// A relay of the outbox, and the control beside it.
+    Relay(Site),
 }
 
 /// What producers and workers have to know.
@@ -84,9 +86,8 @@ pub async fn run(role: Role) -> anyhow::Result<()> {
         Role::Server(_) => bail!("the program itself runs its server"),
         Role::Recorder(history) => recorder::run(&history, |address| say(&format!("at {address}"))).await,
         Role::Checker(history, workloads) => print_findings(&history, &workloads),
-        Role::Producer(site) => {
-            producer::run(&site.endpoint, site.recorder, &site.run, &site.workloads()?).await
-        }
+        Role::Producer(site) => producer::run(&site, &site.workloads()?).await,
+        Role::Relay(site) => orders::run_relay(&site, &site.workloads()?).await,
         Role::Worker(site) => worker::run(&site, &site.workloads()?).await,
     }
 }

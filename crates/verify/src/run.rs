@@ -14,6 +14,7 @@ use crate::cluster::{Cluster, start};
 use crate::drain;
 use crate::fault::{self, Fault, HITS_PER_PART, PART, Schedule, Side, Target, WINDOW, WireFault};
 use crate::history::{self, Act, Caused};
+use crate::orders;
 use crate::own_store::OwnStore;
 use crate::recorder::Reporter;
 use crate::report::{Report, ReportedFault, RunFacts};
@@ -88,6 +89,7 @@ pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyho
     refuse_used_store(&hapax, options).await?;
     let capabilities = hapax.store().capabilities();
     let injected = storm(options, &mut cluster, &hapax, tell).await;
+    cluster.stop_relay();
     let cleaned = clean_up(&cluster, &options.workloads).await;
     let faults = injected?;
     cleaned.context("the run's queues are left behind in the store")?;
@@ -137,6 +139,7 @@ async fn storm(
     let run = cluster.site().run.clone();
     drain::create_queues(hapax, &options.workloads, &run).await?;
     transfers::create(cluster.site()).await?;
+    orders::create(cluster.site()).await?;
     cluster.start_clients()?;
     let reporter = Reporter::new(cluster.site().recorder, "director");
     wait_for_load(cluster, &reporter).await?;
@@ -153,8 +156,10 @@ async fn storm(
         let fault = match schedule.next_fault() {
             fault if Instant::now() < end => fault,
             // What a short run has not shown yet of the controls.
-            _ if aim.owes_kills(&options.faults) => Fault::Kill(Target::Worker),
-            _ => break,
+            _ => match aim.owed_kill(&options.faults) {
+                Some(kill) => kill,
+                None => break,
+            },
         };
         let number = faults.len() as u32 + 1;
         let before = reporter.counts().await?;
@@ -166,7 +171,8 @@ async fn storm(
         let caused = after.caused.since(&before.caused);
         reporter.report("", vec![Act::FaultEnds { number, hits, caused }]).await?;
         let bit = did_bite(fault, hits, &caused);
-        let faulted = if matches!(fault, Fault::Wire(_)) { hits } else { caused.faulted() };
+        let faulted =
+            if matches!(fault, Fault::Wire(_) | Fault::KillRelay(_)) { hits } else { caused.faulted() };
         let ms = at.elapsed().as_millis() as u64;
         let injected = ReportedFault { number, fault: fault.to_string(), ms, hits, caused, bit, faulted };
         tell(Progress::Fault(&injected));
@@ -192,6 +198,7 @@ fn faults_on(cluster: &Cluster, wanted: &[Fault]) -> anyhow::Result<Vec<Fault>> 
     let possible = |fault: &Fault| match fault {
         Fault::Wire(wire) => cluster.has_proxy(wire),
         Fault::Kill(Target::Store) => cluster.owns_store(),
+        Fault::KillRelay(_) => cluster.has_relay(),
         Fault::Partition => cluster.proxy(Side::Store).is_some(),
         Fault::DiskFull => cluster.is_in_files(),
         Fault::Kill(_) | Fault::Pause | Fault::Scale => true,
@@ -234,6 +241,7 @@ async fn inject(
             cluster.workers[worker].resume();
         }
         Fault::Kill(Target::Store) => cluster.restart_store()?,
+        Fault::KillRelay(point) => return aim.kill_relay(cluster, point).await,
         Fault::Scale => {
             let worker = random.usize(..cluster.workers.len());
             cluster.remove_worker(worker);
@@ -275,7 +283,9 @@ async fn break_wire(cluster: &Cluster, wire: WireFault) -> u64 {
 /// Whether a fault changed something.
 fn did_bite(fault: Fault, hits: u64, caused: &Caused) -> bool {
     let duplicated = matches!(fault, Fault::Wire(wire) if wire.action == Action::Duplicate);
-    hits > 0 && (caused.bit() || duplicated && caused.replayed + caused.known > 0)
+    // A relay is killed when a request or response of its own is under way: that one is lost.
+    let certain = matches!(fault, Fault::KillRelay(_));
+    hits > 0 && (certain || caused.bit() || duplicated && caused.replayed + caused.known > 0)
 }
 
 /// Checks the history in a process of its own.
@@ -291,6 +301,7 @@ fn check(program: &Path, history: &Path, names: &[String]) -> anyhow::Result<Vec
 /// Deletes the run's queues. Its ledger entries expire; those of a temporary store go with it.
 async fn clean_up(cluster: &Cluster, workloads: &[Workload]) -> anyhow::Result<()> {
     transfers::drop_bank(cluster.site()).await?;
+    orders::clean_up(cluster.site()).await?;
     let hapax = cluster.connect().await?;
     let run = &cluster.site().run;
     for workload in workloads.iter().filter(|workload| workload.has_queue()) {

@@ -46,6 +46,13 @@ pub async fn run(site: &Site, workloads: &[Workload]) -> anyhow::Result<()> {
                     place.work(workload, || async { Ok(place.payer(workload, on_doubt)) }).await
                 });
             }
+            Shape::Outbox => {
+                tasks.spawn(async move {
+                    place.work(workload, || async { Ok(place.payer(workload, OnDoubt::Retry)) }).await
+                });
+            }
+            // It runs in the relay's process.
+            Shape::PublishMark => {}
             Shape::Transactional => {
                 tasks.spawn(async move {
                     place.work(workload, || transfers::worker(&place, workload, &site)).await

@@ -12,12 +12,16 @@ pub enum Shape {
     Transactional,
     /// No queue: processes claim keys of the ledger, and complete them.
     Claims,
+    /// Orders in a database with an outbox: relays publish, and workers of Hapax consume.
+    Outbox,
     /// Control: ack, then pay.
     AckBefore,
     /// Control: pay, then ack.
     AckAfter,
     /// Control: look the key up, pay if it is not there or cannot be looked up, record it, then ack.
     LookUp,
+    /// Control: a relay that publishes what is not marked, then marks it.
+    PublishMark,
 }
 
 /// What the bank of a workload checks.
@@ -53,7 +57,7 @@ pub struct Workload {
 }
 
 /// All workloads, controls last.
-pub const ALL: [Workload; 9] = [
+pub const ALL: [Workload; 11] = [
     Workload {
         name: "payments",
         title: "payments to a bank that checks keys",
@@ -114,6 +118,17 @@ pub const ALL: [Workload; 9] = [
         fifo: false,
         redrive: false,
     },
+    Workload {
+        name: "orders",
+        title: "orders in a database with an outbox",
+        boundary: "a committed order is published, in order for each account, and takes effect once at a third party that is \
+                   idempotent by the derived key",
+        tier: Tier::EffectivelyOnce,
+        shape: Shape::Outbox,
+        bank: Bank::Keyed,
+        fifo: true,
+        redrive: false,
+    },
     control("ack-before", "naive: ack, then pay", "loses what is under way in a crash", Shape::AckBefore),
     control("ack-after", "naive: pay, then ack", "repeats what is under way in a crash", Shape::AckAfter),
     control(
@@ -121,6 +136,12 @@ pub const ALL: [Workload; 9] = [
         "naive: look up, pay, record; fail open",
         "repeats what was paid but not recorded, or could not be looked up",
         Shape::LookUp,
+    ),
+    control(
+        "publish-mark",
+        "naive: publish, then mark as published",
+        "publishes again what was not marked in a crash",
+        Shape::PublishMark,
     ),
 ];
 
@@ -148,12 +169,17 @@ impl Workload {
 
     /// Whether it is a known-bad program that the checker has to catch.
     pub fn is_control(&self) -> bool {
-        matches!(self.shape, Shape::AckBefore | Shape::AckAfter | Shape::LookUp)
+        matches!(self.shape, Shape::AckBefore | Shape::AckAfter | Shape::LookUp | Shape::PublishMark)
     }
 
     /// Whether its messages go through a queue.
     pub fn has_queue(&self) -> bool {
-        self.shape != Shape::Claims
+        !matches!(self.shape, Shape::Claims | Shape::PublishMark)
+    }
+
+    /// Whether producers write its payments to a database, and relays publish them.
+    pub fn is_relayed(&self) -> bool {
+        matches!(self.shape, Shape::Outbox | Shape::PublishMark)
     }
 
     /// The accounts that producers pay from, each in order. Controls have fewer: they need no load.
@@ -161,7 +187,7 @@ impl Workload {
         match self.shape {
             Shape::Claims => 0,
             Shape::Worker(_) => 6,
-            Shape::Transactional => 3,
+            Shape::Transactional | Shape::Outbox => 3,
             _ => 2,
         }
     }

@@ -100,7 +100,11 @@ impl VerifyArgs {
                 || (self.only.is_empty() || self.only.iter().any(|name| name == workload.name))
                     && self.tier.is_none_or(|tier| tier == workload.tier)
         };
-        let chosen: Vec<Workload> = workload::ALL.into_iter().filter(wanted).collect();
+        let mut chosen: Vec<Workload> = workload::ALL.into_iter().filter(wanted).collect();
+        if chosen.iter().all(|workload| workload.is_control() || !workload.is_relayed()) {
+            // Without a relay of Hapax there is no process for the naive one.
+            chosen.retain(|workload| !workload.is_relayed());
+        }
         if chosen.iter().all(Workload::is_control) {
             return Err(usage("no workload is left; `hapax verify --list` shows their tiers"));
         }

@@ -27,7 +27,7 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     )?;
     writeln!(
         out,
-        "{:<11} {:<17} {:>8} {:>8} {:>11} {:>5} {:>5} {:>6} {:>8}  verdict",
+        "{:<12} {:<17} {:>8} {:>8} {:>11} {:>5} {:>5} {:>6} {:>8}  verdict",
         "workload", "tier", "accepted", "effects", "suppressed", "left", "lost", "twice", "others"
     )?;
     for row in &report.workloads {
@@ -80,7 +80,7 @@ fn write_row(row: &Row, out: &mut String) -> std::fmt::Result {
     };
     writeln!(
         out,
-        "{:<11} {tier:<17} {:>8} {:>8} {:>11} {:>5} {lost:>5} {twice:>6} {:>8}  {verdict}",
+        "{:<12} {tier:<17} {:>8} {:>8} {:>11} {:>5} {lost:>5} {twice:>6} {:>8}  {verdict}",
         row.workload,
         findings.accepted,
         findings.effects,
