@@ -142,8 +142,9 @@ pub trait AsyncInbox: Send + Sync + 'static {
     /// The durability of its entries, for the tier check.
     fn inbox_capabilities(&self) -> LedgerCapabilities;
 
-    /// Begins a transaction that will enter this key. Duplicates in the same process wait here, for a bounded time, so
-    /// that they occupy no connection while the handler of the first one runs; then [`InboxError::Locked`].
+    /// Begins a transaction that will enter this key, or has entered it with its first round trip. Duplicates in the same
+    /// process wait here, for a bounded time, so that they occupy no connection while the handler of the first one runs;
+    /// then [`InboxError::Locked`].
     async fn begin(&self, entry: &InboxEntry) -> Result<Self::Tx, InboxError>;
 
     /// The connection of a transaction.
@@ -184,17 +185,28 @@ pub trait AsyncInbox: Send + Sync + 'static {
         Ok(false)
     }
 
-    /// [`record`](Self::record), then [`settle`](Self::settle), in fewer round trips where the database allows that.
-    async fn record_and_settle(
+    /// [`record`](Self::record), [`settle`](Self::settle), then [`commit`](Self::commit), in fewer round trips where the
+    /// database allows that. Returns whether the delivery was settled. After an error other than
+    /// [`InboxError::Unknown`] nothing was committed.
+    async fn complete(
         &self,
-        tx: &mut Self::Tx,
+        mut tx: Self::Tx,
         entry: &InboxEntry,
         outcome: RecordedOutcome,
         ttl_ms: u64,
         receipt: &Receipt,
     ) -> Result<bool, InboxError> {
-        self.record(tx, entry, outcome, ttl_ms).await?;
-        self.settle(tx, receipt).await
+        let settled = match self.record(&mut tx, entry, outcome, ttl_ms).await {
+            Ok(()) => self.settle(&mut tx, receipt).await,
+            Err(error) => Err(error),
+        };
+        match settled {
+            Ok(settled) => self.commit(tx).await.map(|()| settled),
+            Err(error) => {
+                self.rollback(tx).await;
+                Err(error)
+            }
+        }
     }
 
     /// Whether a delivery's queue is in the inbox's database, so that [`settle`](Self::settle) ends it.

@@ -270,10 +270,9 @@ async fn pay(store: &PostgresStore, inbox: &PostgresInbox, delivery: &Delivery) 
     let insert = insert.execute(PostgresInbox::connection(&mut tx)).await;
     insert.map_err(|error| InboxError::Unavailable(error.to_string()))?;
     let outcome = RecordedOutcome { failed: false, value: None, omitted_bytes: None };
-    match inbox.record_and_settle(&mut tx, &entry, outcome, 3_600_000, &delivery.receipt).await {
+    match inbox.complete(tx, &entry, outcome, 3_600_000, &delivery.receipt).await {
         // Its lease has ended meanwhile; it comes again.
-        Err(InboxError::Superseded(_)) => Ok(()),
-        Ok(_) => inbox.commit(tx).await,
+        Err(InboxError::Superseded(_)) | Ok(_) => Ok(()),
         Err(error) => Err(error),
     }
 }

@@ -8,8 +8,8 @@ use common::{Database, Server, ask, claim, completed, granted, id};
 use hapax_conformance::inbox::{self, AsyncHarness, InboxHarness};
 use hapax_core::{
     AsyncInbox as _, Claim, ClaimEnding, EndClaim, Fingerprint, GroupId, InboxEntry, InboxError, InboxLookup,
-    Json, Ledger as _, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive,
-    RecordedOutcome, Tier, policy::RetryPolicy,
+    Json, Ledger as _, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receipt,
+    Receive, RecordedOutcome, Tier, policy::RetryPolicy,
 };
 use hapax_postgres::{InboxOptions, Isolation, Options, PostgresInbox, PostgresStore};
 use sqlx::{Connection as _, Executor as _, PgConnection};
@@ -65,6 +65,9 @@ fn main() -> std::process::ExitCode {
         an_entered_key_without_an_outcome_is_not_committed,
         a_handler_that_rolls_back_its_transaction_is_detected,
         nested_savepoints_work,
+        any_key_and_outcome_can_be_entered_and_completed,
+        what_a_handler_ended_is_not_completed,
+        a_connection_is_used_again_after_each_end,
         duplicates_of_one_process_occupy_no_connection,
         an_entry_whose_time_is_over_is_entered_again,
         arguments_out_of_range_are_refused,
@@ -276,6 +279,130 @@ async fn nested_savepoints_work(server: &'static Server) {
     inbox.record(&mut tx, &entry("order-1"), done("x"), 60_000).await.unwrap();
     inbox.commit(tx).await.unwrap();
     assert_eq!(count(&mut database.connect().await).await, 3);
+}
+
+/// A receipt of another store: there is nothing to settle in this one.
+fn elsewhere() -> Receipt {
+    Receipt::new("elsewhere").unwrap()
+}
+
+/// Keys and values are a part of the statements that begin and end a transaction: none is taken for SQL, whatever the
+/// database says about backslashes.
+async fn any_key_and_outcome_can_be_entered_and_completed(server: &'static Server) {
+    let (database, store, _) = site(server).await;
+    for conforming in ["on", "off"] {
+        let set = format!(
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET standard_conforming_strings = {conforming}', current_database()); END $$"
+        );
+        database.connect().await.execute(set.as_str()).await.unwrap();
+        let inbox = inbox_of(&store, 200);
+        let hostile = [
+            "O'Neil",
+            r"a\",
+            r"\'",
+            r"\\'; COMMIT; --",
+            "'); DELETE FROM effects; --",
+            "$1 $$ %s {} \u{1F600}",
+            r"\u0041",
+        ];
+        for text in hostile.into_iter().map(str::to_owned).chain([format!("'{}", "\\\u{e9}".repeat(3_000))]) {
+            let entry = entry(&format!("{conforming} {}", text.chars().take(60).collect::<String>()));
+            let mut tx = inbox.begin(&entry).await.unwrap();
+            assert_eq!(inbox.enter(&mut tx, &entry).await.unwrap(), InboxLookup::Fresh, "{text:.40}");
+            PostgresInbox::connection(&mut tx).execute("INSERT INTO effects VALUES (1)").await.unwrap();
+            let settled = inbox.complete(tx, &entry, done(&text), 60_000, &elsewhere()).await.unwrap();
+            assert!(!settled);
+            assert_eq!(lookup(&inbox, &entry).await, InboxLookup::Completed(done(&text)), "{text:.40}");
+            let stored = "SELECT count(*) FROM hapax.ledger_entry WHERE key = $1 AND outcome = $2";
+            let stored = sqlx::query_scalar::<_, i64>(stored).bind(entry.id.key.as_str());
+            let stored = stored.bind(Json::of(text.as_str()).unwrap().as_str().to_owned());
+            assert_eq!(stored.fetch_one(&mut database.connect().await).await.unwrap(), 1, "{text:.40}");
+        }
+    }
+    assert_eq!(count(&mut database.connect().await).await, 16);
+    // Failures and empty outcomes, too.
+    for (key, outcome) in [
+        ("failed", RecordedOutcome::failed(Json::of("no account").unwrap())),
+        ("empty", RecordedOutcome { failed: false, value: None, omitted_bytes: None }),
+    ] {
+        let inbox = inbox_of(&store, 200);
+        let tx = entered(&inbox, key).await;
+        inbox.complete(tx, &entry(key), outcome.clone(), 60_000, &elsewhere()).await.unwrap();
+        assert_eq!(lookup(&inbox, &entry(key)).await, InboxLookup::Completed(outcome));
+    }
+}
+
+/// The statements that complete a transaction find out whether it is still the one that has entered the key.
+async fn what_a_handler_ended_is_not_completed(server: &'static Server) {
+    for isolation in [Isolation::ReadCommitted, Isolation::Serializable] {
+        let (database, store, _) = site(server).await;
+        let inbox = isolated(&store, 200, isolation);
+        for ends in ["ROLLBACK", "ROLLBACK; BEGIN", "ROLLBACK AND CHAIN"] {
+            let mut tx = entered(&inbox, "order-1").await;
+            PostgresInbox::connection(&mut tx).execute(ends).await.unwrap();
+            let refused = inbox.complete(tx, &entry("order-1"), done("x"), 60_000, &elsewhere()).await;
+            assert!(matches!(refused, Err(InboxError::EndedByHandler(_))), "{ends}: {refused:?}");
+        }
+        let mut tx = entered(&inbox, "order-1").await;
+        std::mem::forget(PostgresInbox::connection(&mut tx).begin().await.unwrap());
+        let refused = inbox.complete(tx, &entry("order-1"), done("x"), 60_000, &elsewhere()).await;
+        assert!(matches!(refused, Err(InboxError::EndedByHandler(_))), "{refused:?}");
+        let mut tx = entered(&inbox, "order-1").await;
+        PostgresInbox::connection(&mut tx).execute("SELECT 1 / 0").await.unwrap_err();
+        let refused = inbox.complete(tx, &entry("order-1"), done("x"), 60_000, &elsewhere()).await;
+        assert!(matches!(refused, Err(InboxError::Database(_))), "{refused:?}");
+        assert_eq!(count(&mut database.connect().await).await, 0, "nothing of all that took effect");
+        assert_eq!(lookup(&inbox, &entry("order-1")).await, InboxLookup::Fresh);
+    }
+}
+
+/// One connection serves transactions that end in different ways, and in each of them a nested one is a savepoint.
+async fn a_connection_is_used_again_after_each_end(server: &'static Server) {
+    for isolation in [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable] {
+        let (database, store, _) = site(server).await;
+        let options = InboxOptions { transactions_max: 1, isolation, ..InboxOptions::default() };
+        let inbox = PostgresInbox::with_options(&store, options).unwrap();
+        let mut sessions = std::collections::BTreeSet::new();
+        for round in 0..3 {
+            for ends in ["complete", "record and commit", "rollback", "completed before"] {
+                let key = format!("{ends} {round}");
+                let mut tx = entered(&inbox, &key).await;
+                let db = PostgresInbox::connection(&mut tx);
+                sessions.insert(
+                    sqlx::query_scalar::<_, i32>("SELECT pg_backend_pid()")
+                        .fetch_one(&mut *db)
+                        .await
+                        .unwrap(),
+                );
+                let mut nested = db.begin().await.unwrap();
+                nested.execute("INSERT INTO effects VALUES (2)").await.unwrap();
+                nested.rollback().await.unwrap();
+                let mut nested = db.begin().await.unwrap();
+                nested.execute("INSERT INTO effects VALUES (3)").await.unwrap();
+                nested.commit().await.unwrap();
+                match ends {
+                    "rollback" => inbox.rollback(tx).await,
+                    "record and commit" => {
+                        inbox.record(&mut tx, &entry(&key), done("x"), 60_000).await.unwrap();
+                        inbox.commit(tx).await.unwrap();
+                    }
+                    _ => {
+                        let settled = inbox.complete(tx, &entry(&key), done("x"), 60_000, &elsewhere()).await;
+                        assert!(!settled.unwrap());
+                    }
+                }
+                if ends == "completed before" {
+                    assert_eq!(lookup(&inbox, &entry(&key)).await, InboxLookup::Completed(done("x")));
+                }
+            }
+        }
+        assert!(server.has_pooler() || sessions.len() == 1, "{isolation:?}: {sessions:?}");
+        assert_eq!(
+            count(&mut database.connect().await).await,
+            18,
+            "{isolation:?}: two in each that was committed"
+        );
+    }
 }
 
 /// Fifty duplicates of a key whose first transaction is open: they use none of the inbox's connections, and another key

@@ -269,18 +269,18 @@ where
     let cx = Cx { job: job.clone() };
     let entry = entry(job);
     let mut tx = inbox.begin(&entry).await?;
-    let (ended, settled) = match in_transaction(inbox, &mut tx, &cx, &entry, handler).await {
-        Ok((ended, TransactionEnd::Commit, settled)) => (ended, settled),
-        Ok((RunResult::Replayed(outcome), ..)) if again && !outcome.failed => {
+    let (ended, outcome) = match in_transaction(inbox, &mut tx, &cx, &entry, handler).await {
+        Ok((ended, Some(outcome))) => (ended, outcome),
+        Ok((RunResult::Replayed(outcome), None)) if again && !outcome.failed => {
             inbox.rollback(tx).await;
             // Either the first transaction has settled the delivery, too, or the delivery is still there.
             return Ok(RunResult::Done(outcome.value));
         }
-        Ok((RunResult::Failed { error }, ..)) if inbox.is_conflict(&error) => {
+        Ok((RunResult::Failed { error }, None)) if inbox.is_conflict(&error) => {
             inbox.rollback(tx).await;
             return Err(InboxError::Conflict(error));
         }
-        Ok((ended, TransactionEnd::Rollback, _)) => {
+        Ok((ended, None)) => {
             inbox.rollback(tx).await;
             if matches!(ended, RunResult::ParkedInDoubt(_)) && inbox.is_own(&job.delivery.receipt) {
                 job.ledger_here.store(true, Ordering::SeqCst);
@@ -292,17 +292,18 @@ where
             return Err(error);
         }
     };
-    if settled {
+    let (ttl_ms, receipt) = (job.env.ttl_ms, &job.delivery.receipt);
+    if inbox.is_own(receipt) {
         job.set_settled(InTransaction::Unknown);
     }
-    match inbox.commit(tx).await {
-        Ok(()) => {}
+    let settled = match inbox.complete(tx, &entry, outcome, ttl_ms, receipt).await {
+        Ok(settled) => settled,
         Err(error @ InboxError::Unknown(_)) => return Err(error),
         Err(error) => {
             job.set_settled(if again { InTransaction::Unknown } else { InTransaction::No });
             return Err(error);
         }
-    }
+    };
     let ended = committed(job, ended);
     if settled && matches!(ended, RunResult::Done(_)) {
         job.set_settled(InTransaction::Yes);
@@ -310,14 +311,14 @@ where
     Ok(ended)
 }
 
-/// The part between begin and end; the last value tells whether the delivery was settled.
+/// The part between begin and end. With an outcome the transaction is to be completed, else rolled back.
 async fn in_transaction<T, I, F, O>(
     inbox: &I,
     tx: &mut I::Tx,
     cx: &Cx,
     entry: &InboxEntry,
     handler: &F,
-) -> Result<(RunResult, TransactionEnd, bool), InboxError>
+) -> Result<(RunResult, Option<RecordedOutcome>), InboxError>
 where
     T: DeserializeOwned + Send,
     I: AsyncInbox,
@@ -327,19 +328,17 @@ where
     let job = &cx.job;
     inbox.hold(tx, &job.delivery.receipt).await?;
     if let Some(ended) = not_fresh(inbox.enter(tx, entry).await?, cx) {
-        return Ok((ended, TransactionEnd::Rollback, false));
+        return Ok((ended, None));
     }
     let running = match parse(job) {
         Ok(value) => handler(value, I::connection(tx), cx.clone()),
-        Err(unparsable) => return Ok((unparsable, TransactionEnd::Rollback, false)),
+        Err(unparsable) => return Ok((unparsable, None)),
     };
     let ended = RunResult::of(running.await, true);
-    let RunResult::Done(value) = &ended else { return Ok((ended, TransactionEnd::Rollback, false)) };
+    let RunResult::Done(value) = &ended else { return Ok((ended, None)) };
     let outcome = RecordedOutcome { failed: false, value: value.clone(), omitted_bytes: None };
-    let (ttl_ms, receipt) = (job.env.ttl_ms, &job.delivery.receipt);
-    let settled = inbox.record_and_settle(tx, entry, outcome, ttl_ms, receipt).await?;
     let (ended, end) = before_commit(job, ended);
-    Ok((ended, end, settled))
+    Ok((ended, (end == TransactionEnd::Commit).then_some(outcome)))
 }
 
 /// The last check of the lease. If another worker has the message by now, it runs the message itself; a commit after

@@ -312,9 +312,9 @@ async fn user_transactions(args: &Args, server: &mut Server, all: &[Transactions
     println!(
         "\nEnter and record, of the table by hand: {}; with settle, of the transaction and then an ack: {}; \
          of that with enter and record: {}",
-        series[3].ratio(&series[2]),
-        series[6].ratio(&series[4]),
-        series[6].ratio(&series[5])
+        series[4].ratio(&series[2]),
+        series[7].ratio(&series[5]),
+        series[7].ratio(&series[6])
     );
 }
 

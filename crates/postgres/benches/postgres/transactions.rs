@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::{
     AsyncInbox as _, Delivery, EntryId, InboxEntry, InboxLookup, Json, NewMessage, QueueAdmin as _,
-    QueueConfig, QueueName, QueueStore as _, Receive, RecordedOutcome, Settle, Tier,
+    QueueConfig, QueueName, QueueStore as _, Receipt, Receive, RecordedOutcome, Settle, Tier,
 };
 use hapax_postgres::{InboxOptions, Options, PostgresInbox, PostgresStore};
 use sqlx::{Connection as _, PgConnection};
@@ -36,7 +36,9 @@ pub enum How {
     TwoMore,
     /// The key is inserted and its outcome updated in a table of one's own, without functions, fences and retention.
     ByHand,
-    /// The key is entered and its outcome recorded.
+    /// The key is entered and its outcome recorded, on a connection of one's own: each is a statement.
+    Statements,
+    /// The key is entered and its outcome recorded by a worker whose queue is elsewhere.
     Entered,
     /// A message was received, and is acked after the commit.
     ThenAck,
@@ -47,10 +49,11 @@ pub enum How {
 }
 
 impl How {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Plain,
         Self::TwoMore,
         Self::ByHand,
+        Self::Statements,
         Self::Entered,
         Self::ThenAck,
         Self::EnteredThenAck,
@@ -62,6 +65,7 @@ impl How {
             Self::Plain => "transaction",
             Self::TwoMore => "transaction with two empty statements",
             Self::ByHand => "transaction with an inbox table by hand",
+            Self::Statements => "transaction with enter and record as statements",
             Self::Entered => "transaction with enter and record",
             Self::ThenAck => "transaction, then ack",
             Self::EnteredThenAck => "transaction with enter and record, then ack",
@@ -74,6 +78,7 @@ impl How {
             Self::Plain => "tx_plain",
             Self::TwoMore => "tx_two_more",
             Self::ByHand => "tx_by_hand",
+            Self::Statements => "tx_statements",
             Self::Entered => "tx_entered",
             Self::ThenAck => "tx_then_ack",
             Self::EnteredThenAck => "tx_entered_then_ack",
@@ -179,9 +184,7 @@ impl Transactions {
     }
 
     async fn pay(&self, db: &mut PgConnection, delivery: Option<&Delivery>) {
-        if self.how.enters()
-            && let Some(delivery) = delivery
-        {
+        if self.how.enters() {
             self.pay_as_worker(delivery).await;
         } else {
             let mut tx = db.begin().await.expect("it begins");
@@ -204,7 +207,7 @@ impl Transactions {
     async fn pay_in(&self, tx: &mut PgConnection) {
         let entry = self.entry(None);
         match self.how {
-            How::Entered => {
+            How::Statements => {
                 let found = self.inbox.enter_on(tx, &entry).await;
                 assert_eq!(found.expect("it is entered"), InboxLookup::Fresh);
                 write(tx).await;
@@ -230,20 +233,18 @@ impl Transactions {
         }
     }
 
-    async fn pay_as_worker(&self, delivery: &Delivery) {
-        let entry = self.entry(Some(delivery));
+    /// As a worker does it. Without a delivery of its own, its queue is elsewhere.
+    async fn pay_as_worker(&self, delivery: Option<&Delivery>) {
+        let entry = self.entry(delivery);
         let mut tx = self.inbox.begin(&entry).await.expect("it begins");
         let found = self.inbox.enter(&mut tx, &entry).await.expect("it is entered");
         assert_eq!(found, InboxLookup::Fresh);
         write(PostgresInbox::connection(&mut tx)).await;
-        if self.how == How::Settled {
-            let receipt = &delivery.receipt;
-            let ended = self.inbox.record_and_settle(&mut tx, &entry, outcome(), 86_400_000, receipt).await;
-            assert!(ended.expect("it is settled"));
-        } else {
-            self.inbox.record(&mut tx, &entry, outcome(), 86_400_000).await.expect("it is recorded");
-        }
-        self.inbox.commit(tx).await.expect("it is committed");
+        let elsewhere = Receipt::new("elsewhere").expect("a receipt");
+        let own = if self.how == How::Settled { delivery } else { None };
+        let receipt = own.map_or(&elsewhere, |delivery| &delivery.receipt);
+        let ended = self.inbox.complete(tx, &entry, outcome(), 86_400_000, receipt).await;
+        assert_eq!(ended.expect("it is committed"), own.is_some());
     }
 }
 

@@ -33,8 +33,10 @@ pub(crate) fn before_commit(error: sqlx::Error) -> InboxError {
         "3F000" | "42P01" | "42883" => InboxError::Unavailable(format!(
             "{message}; the schema `hapax` is missing or older than this program: run `hapax migrate`"
         )),
-        // Out of memory, disk or connections, or stopped by an operator: not the message's fault.
-        code if code.starts_with("53") || ended_session(code) => InboxError::Unavailable(message),
+        // Out of memory, disk or connections, a standby, or stopped by an operator: not the message's fault.
+        code if code == "25006" || code.starts_with("53") || ended_session(code) => {
+            InboxError::Unavailable(message)
+        }
         _ => InboxError::Database(error.into()),
     }
 }
@@ -53,7 +55,7 @@ pub(super) fn after_handler(error: sqlx::Error) -> InboxError {
 pub(super) fn at_commit(error: sqlx::Error) -> InboxError {
     match &error {
         sqlx::Error::Database(refused) if !ended_session(&refused.code().unwrap_or_default()) => {
-            before_commit(error)
+            after_handler(error)
         }
         _ => InboxError::Unknown(error.to_string()),
     }

@@ -4,9 +4,14 @@
 //! The SQL functions `hapax.enter`, `hapax.record` and `hapax.q_settle` do the work (`migrations/0005_*.sql`). This module
 //! owns the connections of the transactions, says what their errors mean, and keeps duplicates of a key within one process
 //! off the database while the first one runs.
+//!
+//! A transaction of a worker begins and enters its key in one round trip, and records, settles and commits in another. Such
+//! texts begin and end the transaction without sqlx, which counts how deep transactions are nested: its count stays at one
+//! on these connections, so that a handler's `begin()` makes a savepoint.
 
 mod error;
 mod keys;
+mod script;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +21,9 @@ use hapax_core::{
     AsyncInbox, InboxEntry, InboxError, InboxLookup, Json, Ledger as _, LedgerCapabilities, Receipt,
     RecordedOutcome, StoreError,
 };
-use sqlx::postgres::{PgArguments, PgTransactionManager};
+use sqlx::postgres::{PgArguments, PgRow, PgTransactionManager};
 use sqlx::query::Query;
-use sqlx::{PgConnection, Postgres, Row as _, TransactionManager as _};
+use sqlx::{Executor as _, PgConnection, Postgres, Row as _, TransactionManager as _};
 
 use crate::PostgresStore;
 use crate::connect::UrlError;
@@ -29,6 +34,10 @@ use crate::queues::Ending;
 pub(crate) use error::before_commit;
 use error::{after_handler, at_commit, lost};
 use keys::{KeyGuard, Keys};
+
+/// A longer value is sent apart from the text of its statement, which the server logs when the statement fails.
+const VALUE_BYTES_MAX: usize = 4_096;
+const RECORD: &str = "SELECT hapax.record($1, $2, $3, $4, $5)";
 
 /// What a transaction sees of others that are committed while it runs; see PostgreSQL's documentation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -141,8 +150,9 @@ struct Inner {
     pool: Pool,
     keys: Arc<Keys>,
     options: InboxOptions,
-    /// Begins a transaction with its bounds, in one round trip.
     begin: String,
+    /// Statements that set the bounds of a transaction.
+    prepare: String,
 }
 
 impl Drop for Inner {
@@ -156,6 +166,8 @@ pub struct PostgresTransaction {
     taken: Taken,
     /// Duplicates of the key in this process wait for it.
     _key: KeyGuard,
+    /// The key that was entered when it began.
+    entered: Option<(InboxEntry, InboxLookup)>,
     ending: Option<Ending>,
     /// The delivery is acked in it.
     settled: bool,
@@ -172,14 +184,14 @@ impl PostgresInbox {
         options.check()?;
         let pool = store.base.pool.sibling(options.transactions_max, "hapax-inbox");
         // Behind a pooler the session is not ours, and others have left their statements in it.
-        let pooled = if store.base.options.pooler { pooled::clean_up("") } else { String::new() };
+        let pooled = if store.base.options.pooler { pooled::clean_up("") + "; " } else { String::new() };
         let (idle_ms, statement_ms) = (options.idle_max.as_millis(), options.statement_max.as_millis());
-        let begin = format!(
-            "BEGIN ISOLATION LEVEL {} READ WRITE; SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; \
-             SET LOCAL statement_timeout = {statement_ms}; SET LOCAL lock_timeout = 0; {pooled}",
-            options.isolation.sql()
+        let begin = format!("BEGIN ISOLATION LEVEL {} READ WRITE; ", options.isolation.sql());
+        let prepare = format!(
+            "SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; \
+             SET LOCAL statement_timeout = {statement_ms}; SET LOCAL lock_timeout = 0; {pooled}"
         );
-        let inner = Inner { store: store.clone(), pool, keys: Arc::default(), options, begin };
+        let inner = Inner { store: store.clone(), pool, keys: Arc::default(), options, begin, prepare };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -196,20 +208,7 @@ impl PostgresInbox {
             .bind(entry.id.key.as_str())
             .bind(entry.fingerprint.as_str())
             .bind(self.inner.options.lock_wait.as_millis() as i32);
-        let row = enter.fetch_one(db).await.map_err(before_commit)?;
-        let number =
-            |column: &str| row.try_get::<Option<i64>, _>(column).map(|value| value.unwrap_or(0) as u64);
-        let state: &str = row.try_get("state").map_err(before_commit)?;
-        Ok(match state {
-            "fresh" => InboxLookup::Fresh,
-            "completed" => InboxLookup::Completed(outcome(&row).map_err(before_commit)?),
-            "in-progress" => {
-                InboxLookup::InProgress { retry_after_ms: number("retry_ms").map_err(before_commit)? }
-            }
-            "in-doubt" => InboxLookup::InDoubt { since_ms: number("since_ms").map_err(before_commit)? },
-            "mismatch" => InboxLookup::Mismatch,
-            other => return Err(InboxError::Database(format!("hapax.enter answered {other:?}").into())),
-        })
+        found(&enter.fetch_one(db).await.map_err(before_commit)?)
     }
 
     /// Records the outcome of a key that [`enter_on`](Self::enter_on) found fresh, in the same transaction. It is kept for
@@ -221,8 +220,79 @@ impl PostgresInbox {
         outcome: RecordedOutcome,
         ttl_ms: u64,
     ) -> Result<(), InboxError> {
-        let record = record("SELECT hapax.record($1, $2, $3, $4, $5)", entry, &outcome, ttl_ms);
+        let record = record(RECORD, entry, &outcome, ttl_ms);
         record.execute(db).await.map_err(after_handler)?;
+        Ok(())
+    }
+
+    /// Whether the key is entered with the statement that begins the transaction, and the outcome recorded with the one that
+    /// commits it. At the other levels the delivery is locked first, and what loses against another transaction is more often
+    /// a statement than the commit: the connection is kept then.
+    fn has_short_form(&self) -> bool {
+        self.inner.options.isolation == Isolation::ReadCommitted
+    }
+
+    /// Begins a transaction on a connection, and enters the key if that is to happen at once.
+    async fn begin_on(
+        &self,
+        db: &mut PgConnection,
+        entry: &InboxEntry,
+    ) -> Result<Option<InboxLookup>, InboxError> {
+        let Inner { begin, prepare, options, .. } = &*self.inner;
+        let mut sql = String::with_capacity(1_024);
+        if PgTransactionManager::get_transaction_depth(db) == 0 {
+            // The first transaction of a connection.
+            PgTransactionManager::begin(db, Some(begin.clone().into())).await.map_err(before_commit)?;
+        } else {
+            sql.push_str(begin);
+        }
+        sql.push_str(prepare);
+        if self.has_short_form() {
+            script::push_enter(&mut sql, entry, options.lock_wait.as_millis());
+        }
+        let rows = db.fetch_all(sqlx::raw_sql(&sql)).await.map_err(before_commit)?;
+        rows.last().map(found).transpose()
+    }
+
+    /// Both in one statement. `false`: another store made the receipt, and there is nothing to settle.
+    async fn record_and_settle(
+        &self,
+        tx: &mut PostgresTransaction,
+        entry: &InboxEntry,
+        outcome: &RecordedOutcome,
+        ttl_ms: u64,
+        receipt: &Receipt,
+    ) -> Result<bool, InboxError> {
+        let ending = self.ending(tx, receipt);
+        let ended = match &ending {
+            Some(ending) => {
+                let sql = "SELECT hapax.record($1, $2, $3, $4, $5), hapax.q_settle($6, $7, $8)";
+                ending.bind(record(sql, entry, outcome, ttl_ms)).execute(&mut tx.taken.connection).await
+            }
+            None => record(RECORD, entry, outcome, ttl_ms).execute(&mut tx.taken.connection).await,
+        };
+        ended.map_err(after_handler)?;
+        (tx.settled, tx.ending) = (ending.is_some(), ending);
+        Ok(tx.settled)
+    }
+
+    /// Ends a transaction by statements of which the last one is COMMIT.
+    async fn end(&self, mut tx: PostgresTransaction, sql: &str) -> Result<(), InboxError> {
+        let limit = self.inner.pool.bounds().operation;
+        let connection = &mut tx.taken.connection;
+        if PgTransactionManager::get_transaction_depth(connection) != 1 {
+            return Err(InboxError::EndedByHandler("it left a nested transaction open".into()));
+        }
+        match tokio::time::timeout(limit, connection.execute(sqlx::raw_sql(sql))).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => return Err(at_commit(error)),
+            Err(_) => return Err(InboxError::Unknown(format!("no answer within {} ms", limit.as_millis()))),
+        }
+        let PostgresTransaction { taken, ending, settled, .. } = tx;
+        self.inner.pool.give_back(taken);
+        if let Some(ending) = ending.filter(|_| settled) {
+            ending.committed();
+        }
         Ok(())
     }
 
@@ -247,7 +317,24 @@ fn record<'q>(
         .bind(outcome.failed)
 }
 
-fn outcome(row: &sqlx::postgres::PgRow) -> Result<RecordedOutcome, sqlx::Error> {
+/// What `hapax.enter` has answered.
+fn found(row: &PgRow) -> Result<InboxLookup, InboxError> {
+    let number = |column: &str| {
+        let value = row.try_get::<Option<i64>, _>(column).map_err(before_commit)?;
+        Ok::<_, InboxError>(value.unwrap_or(0) as u64)
+    };
+    let state: &str = row.try_get("state").map_err(before_commit)?;
+    Ok(match state {
+        "fresh" => InboxLookup::Fresh,
+        "completed" => InboxLookup::Completed(outcome(row).map_err(before_commit)?),
+        "in-progress" => InboxLookup::InProgress { retry_after_ms: number("retry_ms")? },
+        "in-doubt" => InboxLookup::InDoubt { since_ms: number("since_ms")? },
+        "mismatch" => InboxLookup::Mismatch,
+        other => return Err(InboxError::Database(format!("hapax.enter answered {other:?}").into())),
+    })
+}
+
+fn outcome(row: &PgRow) -> Result<RecordedOutcome, sqlx::Error> {
     let value: Option<&str> = row.try_get("outcome")?;
     let value =
         value.map(Json::parse).transpose().map_err(|error| sqlx::Error::Decode(error.to_string().into()))?;
@@ -265,7 +352,7 @@ impl AsyncInbox for PostgresInbox {
     }
 
     async fn begin(&self, entry: &InboxEntry) -> Result<PostgresTransaction, InboxError> {
-        let Inner { pool, keys, options, begin, .. } = &*self.inner;
+        let Inner { pool, keys, options, .. } = &*self.inner;
         let timeout_ms = options.lock_wait.as_millis() as u64;
         let key = keys.enter(hash_of(&entry.id), options.lock_wait).await;
         let key = key.ok_or(InboxError::Locked { timeout_ms })?;
@@ -275,43 +362,30 @@ impl AsyncInbox for PostgresInbox {
             }
             error => InboxError::Unavailable(error.to_string()),
         })?;
-        let begun = PgTransactionManager::begin(&mut taken.connection, Some(begin.clone().into()));
-        match tokio::time::timeout(pool.bounds().operation, begun).await {
-            Ok(Ok(())) => Ok(PostgresTransaction { taken, _key: key, ending: None, settled: false }),
-            Ok(Err(error)) => Err(InboxError::Unavailable(error.to_string())),
-            Err(_) => Err(InboxError::Unavailable("the database did not begin a transaction in time".into())),
-        }
+        // The server bounds how long it waits for the key.
+        let limit = pool.bounds().operation + options.lock_wait;
+        let begun = tokio::time::timeout(limit, self.begin_on(&mut taken.connection, entry)).await;
+        let begun = begun.unwrap_or_else(|_| {
+            Err(InboxError::Unavailable("the database did not begin a transaction in time".into()))
+        });
+        let entered = begun?.map(|found| (entry.clone(), found));
+        Ok(PostgresTransaction { taken, _key: key, entered, ending: None, settled: false })
     }
 
     fn connection(tx: &mut PostgresTransaction) -> &mut PgConnection {
         &mut tx.taken.connection
     }
 
-    async fn commit(&self, mut tx: PostgresTransaction) -> Result<(), InboxError> {
-        let limit = self.inner.pool.bounds().operation;
-        let connection = &mut tx.taken.connection;
-        if PgTransactionManager::get_transaction_depth(connection) != 1 {
-            return Err(InboxError::EndedByHandler("it left a nested transaction open".into()));
-        }
-        match tokio::time::timeout(limit, PgTransactionManager::commit(connection)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err(at_commit(error)),
-            Err(_) => return Err(InboxError::Unknown(format!("no answer within {} ms", limit.as_millis()))),
-        }
-        let PostgresTransaction { taken, ending, settled, .. } = tx;
-        self.inner.pool.give_back(taken);
-        if let Some(ending) = ending.filter(|_| settled) {
-            ending.committed();
-        }
-        Ok(())
+    async fn commit(&self, tx: PostgresTransaction) -> Result<(), InboxError> {
+        self.end(tx, "COMMIT").await
     }
 
     async fn rollback(&self, mut tx: PostgresTransaction) {
         let connection = &mut tx.taken.connection;
         // A connection whose handler has left a nested transaction open, or that does not answer, is closed.
         if PgTransactionManager::get_transaction_depth(connection) == 1 {
-            let rollback = PgTransactionManager::rollback(connection);
-            if let Ok(Ok(())) = tokio::time::timeout(self.inner.pool.bounds().operation, rollback).await {
+            let rollback = connection.execute(sqlx::raw_sql("ROLLBACK"));
+            if let Ok(Ok(_)) = tokio::time::timeout(self.inner.pool.bounds().operation, rollback).await {
                 self.inner.pool.give_back(tx.taken);
             }
         }
@@ -322,7 +396,10 @@ impl AsyncInbox for PostgresInbox {
         tx: &mut PostgresTransaction,
         entry: &InboxEntry,
     ) -> Result<InboxLookup, InboxError> {
-        self.enter_on(&mut tx.taken.connection, entry).await
+        match tx.entered.take() {
+            Some((entered, found)) if entered == *entry => Ok(found),
+            _ => self.enter_on(&mut tx.taken.connection, entry).await,
+        }
     }
 
     async fn record(
@@ -356,23 +433,29 @@ impl AsyncInbox for PostgresInbox {
         Ok(true)
     }
 
-    async fn record_and_settle(
+    async fn complete(
         &self,
-        tx: &mut PostgresTransaction,
+        mut tx: PostgresTransaction,
         entry: &InboxEntry,
         outcome: RecordedOutcome,
         ttl_ms: u64,
         receipt: &Receipt,
     ) -> Result<bool, InboxError> {
-        let Some(ending) = self.ending(tx, receipt) else {
-            self.record(tx, entry, outcome, ttl_ms).await?;
-            return Ok(false);
-        };
-        let sql = "SELECT hapax.record($1, $2, $3, $4, $5), hapax.q_settle($6, $7, $8)";
-        let both = ending.bind(record(sql, entry, &outcome, ttl_ms));
-        both.execute(&mut tx.taken.connection).await.map_err(after_handler)?;
-        (tx.ending, tx.settled) = (Some(ending), true);
-        Ok(true)
+        let length = outcome.value.as_ref().map_or(0, |value| value.as_str().len());
+        if self.has_short_form() && length <= VALUE_BYTES_MAX {
+            tx.ending = self.ending(&mut tx, receipt);
+            tx.settled = tx.ending.is_some();
+            let (settled, delivery) = (tx.settled, tx.ending.as_ref().map(Ending::numbers));
+            let sql = script::complete(entry, &outcome, ttl_ms, delivery);
+            return self.end(tx, &sql).await.map(|()| settled);
+        }
+        match self.record_and_settle(&mut tx, entry, &outcome, ttl_ms, receipt).await {
+            Ok(settled) => self.commit(tx).await.map(|()| settled),
+            Err(error) => {
+                self.rollback(tx).await;
+                Err(error)
+            }
+        }
     }
 
     fn is_own(&self, receipt: &Receipt) -> bool {

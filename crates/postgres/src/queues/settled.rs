@@ -51,11 +51,17 @@ impl Ending {
         Ok(hold.fetch_optional(db).await?.is_some())
     }
 
-    /// Adds the parameters of `hapax.q_settle` to a statement. It acks the delivery in the caller's transaction, and fails if
-    /// the delivery is over.
-    pub fn bind<'q>(&self, settle: Query<'q, Postgres, PgArguments>) -> Query<'q, Postgres, PgArguments> {
+    /// The parameters of `hapax.q_settle`, which acks the delivery in the caller's transaction, and fails if the delivery is
+    /// over: queue, number and fence.
+    pub fn numbers(&self) -> (i32, i64, i64) {
         let Named { queue_id, seq, fence, .. } = self.named;
-        settle.bind(queue_id).bind(seq as i64).bind(fence as i64)
+        (queue_id, seq as i64, fence as i64)
+    }
+
+    /// Adds those parameters to a statement.
+    pub fn bind<'q>(&self, settle: Query<'q, Postgres, PgArguments>) -> Query<'q, Postgres, PgArguments> {
+        let (queue_id, seq, fence) = self.numbers();
+        settle.bind(queue_id).bind(seq).bind(fence)
     }
 
     /// After the commit: counts, and lets the next message of a FIFO group be delivered. If this does not happen, the
