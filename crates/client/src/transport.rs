@@ -249,6 +249,15 @@ pub fn connector(
     endpoint: &Uri,
     connect_timeout: Duration,
 ) -> std::io::Result<HttpsConnector<HttpConnector>> {
+    connector_of(endpoint, connect_timeout, false)
+}
+
+/// The same, offering HTTP/2 alone over TLS if `http2`.
+pub(crate) fn connector_of(
+    endpoint: &Uri,
+    connect_timeout: Duration,
+    http2: bool,
+) -> std::io::Result<HttpsConnector<HttpConnector>> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -262,7 +271,12 @@ pub fn connector(
         .map_err(|error| {
             std::io::Error::other(format!("this machine's certificates cannot be read: {error}"))
         })?;
-    Ok(builder.https_only().enable_http1().wrap_connector(tcp))
+    let builder = builder.https_only();
+    Ok(if http2 {
+        builder.enable_http2().wrap_connector(tcp)
+    } else {
+        builder.enable_http1().wrap_connector(tcp)
+    })
 }
 
 /// Plain HTTP, with the same connector type.

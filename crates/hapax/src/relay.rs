@@ -23,6 +23,7 @@ use std::time::Duration;
 use hapax_core::QueueName;
 use hapax_core::outbox::{OutboxStore, Publisher};
 use hapax_core::store::SharedStore;
+use hapax_observe::trace::{TracedPublisher, Tracer};
 use serde::{Deserialize, Serialize, Serializer};
 
 pub use hapax_core::outbox::{NewOutboxMessage, RouteStatus, SinkDedup, SinkDescription};
@@ -145,6 +146,16 @@ pub async fn open(
     outbox: Option<Arc<dyn OutboxStore>>,
     store: Option<SharedStore>,
 ) -> Result<Relay, Error> {
+    open_traced(config, outbox, store, None).await
+}
+
+/// The same, with a span for each message that was enqueued in a recorded trace.
+pub async fn open_traced(
+    config: &RelayConfig,
+    outbox: Option<Arc<dyn OutboxStore>>,
+    store: Option<SharedStore>,
+    tracer: Option<Arc<Tracer>>,
+) -> Result<Relay, Error> {
     if let Some((_, problem)) = config.problems().into_iter().next() {
         return Err(SinkError(problem).into());
     }
@@ -153,7 +164,10 @@ pub async fn open(
         (None, Some(outbox)) => outbox,
         (None, None) => return Err(SinkError("from: the outbox is missing".to_owned()).into()),
     };
-    let sink = open_sink(config, store).await?;
+    let mut sink = open_sink(config, store).await?;
+    if let Some(tracer) = tracer {
+        sink = Arc::new(TracedPublisher::new(sink, tracer));
+    }
     Ok(Relay::new(outbox, sink, config.options()))
 }
 

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use hapax_claim::{Claims, LeaseKeeper, Owners, Timer};
 use hapax_core::metrics::{Metrics as _, Sample};
 use hapax_core::{Clock, EntryId, Fence, Fingerprint, IdempotencyKey, Ledger};
+use hapax_observe::trace::Tracer;
 use http::header::EXPECT;
 use http::request::Parts;
 use http::{Request, Response, StatusCode};
@@ -25,6 +26,7 @@ use crate::policy::{ConfigError, Policy, Routes};
 use crate::problem::Problem;
 use crate::run::{KeyedRequest, RECORD_MS_MAX, RunCounter};
 use crate::scope::{METHOD_BYTES_MAX, Tenant, check_service_name, scope};
+use crate::span::RequestSpan;
 use crate::{headers, key, path};
 
 /// Information about the run of a request with a key; in the request's extensions and headers.
@@ -54,6 +56,7 @@ pub struct Builder {
     policy: Policy,
     routes: Vec<(String, Policy)>,
     admin: Option<String>,
+    tracer: Option<Arc<Tracer>>,
     clock: Option<Arc<dyn Clock>>,
 }
 
@@ -63,6 +66,14 @@ impl Builder {
     #[must_use]
     pub fn admin(mut self, url: impl Into<String>) -> Self {
         self.admin = Some(url.into());
+        self
+    }
+
+    /// Takes a span for each request of a recorded trace (`traceparent`), and for the tracer's share of those without one. The
+    /// service gets the context of this span; the span of a replay is linked to that of the run whose response it repeats.
+    #[must_use]
+    pub fn tracer(mut self, tracer: Arc<Tracer>) -> Self {
+        self.tracer = Some(tracer);
         self
     }
 
@@ -129,6 +140,7 @@ impl Builder {
             counters: Cells::default(),
             running: RunCounter::default(),
             admin: self.admin,
+            tracer: self.tracer,
         })))
     }
 }
@@ -166,6 +178,7 @@ pub(crate) struct LayerState {
     pub(crate) running: RunCounter,
     /// Where operators reach the ledger.
     pub(crate) admin: Option<String>,
+    pub(crate) tracer: Option<Arc<Tracer>>,
 }
 
 impl IdempotencyLayer {
@@ -212,6 +225,7 @@ impl IdempotencyLayer {
             policy: Policy::default(),
             routes: Vec::new(),
             admin: None,
+            tracer: None,
             clock: None,
         }
     }
@@ -277,19 +291,24 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         // The ready service is used; the clone replaces it.
         let fresh = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, fresh);
         let shared = self.shared.clone();
         Box::pin(async move {
-            match shared.prepare(request).await {
+            let span = shared.begin_span(&mut request);
+            let response = match shared.prepare(request).await {
                 Prepared::Pass(request) => {
                     inner.call(request).await.map(|response| response.map(Body::stream))
                 }
                 Prepared::Refused(problem) => Ok(problem.into_response()),
                 Prepared::Keyed(run) => run.spawn(inner).await,
+            };
+            if let (Some(span), Ok(response)) = (span, &response) {
+                span.end(response);
             }
+            response
         })
     }
 }
@@ -303,6 +322,11 @@ pub(crate) enum Prepared {
 }
 
 impl LayerState {
+    /// The span of a request, if it is recorded. The request gets its context.
+    pub(crate) fn begin_span<B>(&self, request: &mut Request<B>) -> Option<RequestSpan> {
+        RequestSpan::begin(self.tracer.as_ref()?, request)
+    }
+
     /// Decides how to handle a request, and counts it; reads its body if it has a key.
     pub(crate) async fn prepare<B>(self: &Arc<Self>, request: Request<B>) -> Prepared
     where

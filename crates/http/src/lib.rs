@@ -32,6 +32,7 @@ mod policy;
 pub mod proxy;
 mod run;
 mod scope;
+mod span;
 mod stored;
 
 use hapax_net::{body, problem};

@@ -12,6 +12,7 @@ use hapax_claim::{ClaimResponse, EndError, Granted, HeldClaim};
 use hapax_core::{
     ClaimEnding, ClaimError, ClaimRequest, EntryId, Fingerprint, Grant, RecordedOutcome, TokenError,
 };
+use hapax_observe::trace::SpanContext;
 use http::header::{CONTENT_TYPE, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, response};
@@ -25,6 +26,7 @@ use crate::headers;
 use crate::layer::{KeyedRun, LayerState};
 use crate::policy::{EffectVerdict, OnOutage, Policy, ms};
 use crate::problem::Problem;
+use crate::span;
 use crate::stored::{self, Replay};
 
 /// Maximum time for retries to record a run's outcome, in milliseconds: its caller waits. The claim is renewed
@@ -271,7 +273,9 @@ impl KeyedRequest {
         }
         self.add_run_info(Some(&granted.grant));
         let claim = self.shared.claims.hold(&self.shared.holder, granted, ms(self.policy.lease));
-        let held = HeldRun { shared: self.shared, policy: self.policy, claim };
+        let span = self.shared.tracer.is_some().then(|| span::context(&self.parts.headers)).flatten();
+        let span = span.filter(|span| span.sampled);
+        let held = HeldRun { shared: self.shared, policy: self.policy, claim, span };
         let method = self.parts.method.clone();
         let request = Request::from_parts(self.parts, Body::from_complete(self.body));
         held.run(inner, request, &method).await
@@ -283,6 +287,8 @@ struct HeldRun {
     shared: Arc<LayerState>,
     policy: Arc<Policy>,
     claim: HeldClaim,
+    /// The span of the request, if it is recorded.
+    span: Option<SpanContext>,
 }
 
 /// The result of ending a claim.
@@ -320,7 +326,8 @@ impl HeldRun {
                 headers::correct_content_length(&mut parts.headers, method, parts.status, length);
                 parts.headers.remove(TRANSFER_ENCODING);
                 let verdict = self.verdict(&mut parts);
-                let record = || stored::outcome_with_body(method, &parts, &read);
+                let span = self.span;
+                let record = || stored::outcome_with_body(method, &parts, &read, span);
                 if let Err(problem) = self.record_result(verdict, record).await {
                     return Ok(problem.into_response());
                 }

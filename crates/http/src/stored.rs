@@ -9,12 +9,14 @@ use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use hapax_core::ledger::OUTCOME_BYTES_MAX;
 use hapax_core::{Json, RecordedOutcome, Resolution, Scope};
+use hapax_observe::trace::SpanContext;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, DATE, HeaderName, HeaderValue, SET_COOKIE};
 use http::{HeaderMap, Method, Response, StatusCode, response};
 use serde::{Deserialize, Serialize};
 
 use crate::body::{Body, CompleteBody};
 use crate::headers::is_hop_by_hop;
+use crate::span::FirstRun;
 
 /// Marks a replayed response.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -40,6 +42,9 @@ struct StoredResponse {
     /// Why the body is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     omitted: Option<String>,
+    /// The span of the run, if it was recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    traceparent: Option<String>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -121,6 +126,7 @@ pub(crate) fn outcome_with_body(
     method: &Method,
     parts: &response::Parts,
     read: &CompleteBody,
+    run: Option<SpanContext>,
 ) -> RecordedOutcome {
     let body = match std::str::from_utf8(&read.bytes) {
         Ok("") => None,
@@ -135,6 +141,7 @@ pub(crate) fn outcome_with_body(
         body,
         trailers: read.trailers.as_ref().map(|trailers| header_pairs(trailers, false)).unwrap_or_default(),
         omitted: None,
+        traceparent: run.map(|run| run.to_string()),
     };
     let json = Json::of(&Envelope { http_response: stored }).expect("strings and numbers are JSON");
     if json.as_str().len() > OUTCOME_BYTES_MAX {
@@ -152,6 +159,7 @@ pub(crate) fn outcome_without_body(parts: &response::Parts, why: &str) -> Record
         body: None,
         trailers: Vec::new(),
         omitted: Some(why.to_owned()),
+        traceparent: None,
     };
     outcome(
         parts.status,
@@ -241,6 +249,9 @@ fn to_response(stored: &StoredResponse) -> Option<Response<Body>> {
         response.headers_mut().entry(CONTENT_TYPE).or_insert(json);
     }
     response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
+    if let Some(run) = stored.traceparent.as_deref().and_then(SpanContext::parse) {
+        response.extensions_mut().insert(FirstRun(run));
+    }
     Some(response)
 }
 
@@ -262,7 +273,7 @@ mod tests {
 
     async fn round_trip(parts: &response::Parts, bytes: &[u8]) -> (response::Parts, Bytes) {
         let read = CompleteBody { bytes: Bytes::copy_from_slice(bytes), trailers: None };
-        let outcome = outcome_with_body(&Method::POST, parts, &read);
+        let outcome = outcome_with_body(&Method::POST, parts, &read, None);
         let Replay::Response(response) = replay(&outcome.without_oversize_value()) else { panic!("omitted") };
         let (parts, body) = response.into_parts();
         (parts, body.collect().await.unwrap().to_bytes())
@@ -379,7 +390,8 @@ mod tests {
     #[test]
     fn a_response_too_large_for_the_ledger_keeps_its_status() {
         let read = CompleteBody { bytes: Bytes::from(vec![0xff; OUTCOME_BYTES_MAX]), trailers: None };
-        let outcome = outcome_with_body(&Method::POST, &parts(200, &[]), &read).without_oversize_value();
+        let outcome =
+            outcome_with_body(&Method::POST, &parts(200, &[]), &read, None).without_oversize_value();
         assert!(matches!(replay(&outcome), Replay::Omitted { status: Some(200), .. }));
     }
 

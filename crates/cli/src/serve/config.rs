@@ -353,7 +353,7 @@ impl Default for TraceConfig {
 }
 
 impl TraceConfig {
-    fn problems(&self) -> Vec<Problem> {
+    pub fn problems(&self) -> Vec<Problem> {
         let mut found = Vec::new();
         if self.sampled_per_mille > 1_000 {
             let problem = format!("trace.sampled_per_mille: {} is more than 1000", self.sampled_per_mille);

@@ -7,6 +7,7 @@ mod options;
 pub mod signals;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use hapax::core::QueueInfo;
@@ -15,7 +16,8 @@ use hapax::relay::Relay;
 use hapax::{AdminError, QueueName};
 use hapax_client::otlp::Exporter;
 use hapax_http::Tenant;
-use hapax_http::proxy::{Proxy, ProxyConfig};
+use hapax_http::proxy::{Proxy, ProxyConfig, ProxyOptions};
+use hapax_observe::trace::Tracer;
 use hapax_server::Server;
 use hapax_server::native::Native;
 use http::Uri;
@@ -77,7 +79,8 @@ struct StartedServer {
 
 async fn start(config: &Config) -> anyhow::Result<StartedServer> {
     let (tracer, exporter) = config.trace.tracer("hapax")?.unzip();
-    let store = Store::open(&config.store.url, StoreOptions { tracer, ..config.store.options() }).await?;
+    let options = StoreOptions { tracer: tracer.clone(), ..config.store.options() };
+    let store = Store::open(&config.store.url, options).await?;
     let first_start = store.admin().queues().await?.is_empty();
     declare(&store, &config.queue).await?;
     let server = Server::new(config.server(), store.admin().clone())?;
@@ -89,7 +92,7 @@ async fn start(config: &Config) -> anyhow::Result<StartedServer> {
     let listeners = server.bind().await?;
     let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<Vec<_>, _>>()?;
     let url = addresses.first().map(|address| url_of(*address, config.tls.is_some()));
-    let proxies = bind_proxies(&config.proxy, store.admin(), url.as_deref()).await?;
+    let proxies = bind_proxies(&config.proxy, store.admin(), url.as_deref(), tracer.as_ref()).await?;
     show_metrics(&native, &proxies);
     if let Some(url) = &url {
         store.announce(url);
@@ -107,7 +110,8 @@ async fn start(config: &Config) -> anyhow::Result<StartedServer> {
     let mut relays = Vec::with_capacity(config.relay.len());
     for relay in &config.relay {
         let outbox = store.outbox()?;
-        let relay = crate::command::relay::open(relay, outbox, Some(store.admin().clone())).await?;
+        let sink = Some(store.admin().clone());
+        let relay = crate::command::relay::open(relay, outbox, sink, tracer.clone()).await?;
         let (watch, counted) = (relay.watch(), relay.watch());
         server.add_readiness(move || watch.readiness());
         native.add_samples(move || counted.samples());
@@ -146,11 +150,13 @@ pub async fn bind_proxies(
     configs: &[ProxyConfig],
     store: &SharedStore,
     admin: Option<&str>,
+    tracer: Option<&Arc<Tracer>>,
 ) -> anyhow::Result<Vec<(Proxy, TcpListener)>> {
     let admin = admin.filter(|url| is_loopback(url));
     let mut proxies = Vec::with_capacity(configs.len());
     for config in configs {
-        let proxy = Proxy::with_admin(config.clone(), store.clone(), admin.map(ToOwned::to_owned))?;
+        let options = ProxyOptions { admin: admin.map(ToOwned::to_owned), tracer: tracer.cloned() };
+        let proxy = Proxy::with_options(config.clone(), store.clone(), options)?;
         let listener = proxy.bind().await?;
         proxies.push((proxy, listener));
     }

@@ -3,6 +3,7 @@
 // Each test file uses only a part.
 #![allow(dead_code)]
 
+pub mod collector;
 pub mod filled;
 pub mod postgres;
 pub mod proxied;

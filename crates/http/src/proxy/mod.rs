@@ -33,6 +33,7 @@ use hapax_net::tls::{self, TlsError};
 use hapax_net::tracker::RequestGuard;
 use hapax_net::unread::UnreadBudget;
 use hapax_net::{idle, problem};
+use hapax_observe::trace::Tracer;
 use http::Response;
 use tokio::net::TcpListener;
 
@@ -41,6 +42,7 @@ use self::forward::{CallerInfo, ConnectionForwarder, Forwarder, refused};
 use crate::body::Body;
 use crate::layer::{IdempotencyLayer, Prepared};
 use crate::policy::ConfigError;
+use crate::span::RequestSpan;
 use crate::stored::IDEMPOTENT_REPLAYED;
 
 /// Why the proxy did not start.
@@ -68,6 +70,15 @@ pub enum ProxyError {
     },
 }
 
+/// What a process has for its proxies beside their configuration.
+#[derive(Debug, Clone, Default)]
+pub struct ProxyOptions {
+    /// Where operators reach the ledger: callers whose key is in doubt are told ([`Builder::admin`](crate::Builder::admin)).
+    pub admin: Option<String>,
+    /// Takes a span for each request of a recorded trace ([`Builder::tracer`](crate::Builder::tracer)).
+    pub tracer: Option<Arc<Tracer>>,
+}
+
 /// A proxy that is configured but does not listen yet.
 pub struct Proxy {
     config: ProxyConfig,
@@ -79,15 +90,14 @@ pub struct Proxy {
 impl Proxy {
     /// Checks the configuration and loads the certificate.
     pub fn new(config: ProxyConfig, ledger: Arc<dyn Ledger>) -> Result<Self, ProxyError> {
-        Self::with_admin(config, ledger, None)
+        Self::with_options(config, ledger, ProxyOptions::default())
     }
 
-    /// The same, and callers whose key is in doubt are told that operators reach the ledger at this URL
-    /// ([`Builder::admin`](crate::Builder::admin)).
-    pub fn with_admin(
+    /// The same with what the process has beside the configuration.
+    pub fn with_options(
         config: ProxyConfig,
         ledger: Arc<dyn Ledger>,
-        admin: Option<String>,
+        options: ProxyOptions,
     ) -> Result<Self, ProxyError> {
         let refused = |source| ProxyError::Config { name: config.name.clone(), source };
         config.validate().map_err(refused)?;
@@ -99,8 +109,11 @@ impl Proxy {
         for route in &config.routes {
             layer = layer.route(&route.path, route.policy.clone());
         }
-        if let Some(url) = admin {
+        if let Some(url) = options.admin {
             layer = layer.admin(url);
+        }
+        if let Some(tracer) = options.tracer {
+            layer = layer.tracer(tracer);
         }
         let layer = layer.build().map_err(refused)?;
         let forward = Forwarder::new(&config).map_err(refused)?;
@@ -206,15 +219,20 @@ impl RequestHandler for CallerConnection {
         // Without the query, which may contain data that does not belong in logs.
         let told = tracing::enabled!(tracing::Level::INFO)
             .then(|| (Instant::now(), request.method().clone(), request.uri().path().to_owned()));
+        let span = self.shared.layer.0.begin_span(&mut request);
         let response = match self.shared.forward.admit(&mut request) {
             Ok(()) => self.serve(request).await,
             Err(problem) => refused(problem, request.version()),
         };
+        let trace = span.as_ref().map(RequestSpan::trace_id);
+        if let Some(span) = span {
+            span.end(&response);
+        }
         if let Some((begun, method, path)) = told {
             let replayed = response.headers().contains_key(IDEMPOTENT_REPLAYED);
             let ms = begun.elapsed().as_millis() as u64;
             let status = response.status().as_u16();
-            tracing::info!(proxy = %self.shared.config.name, peer = %self.peer.address, %method, path, status, ms, replayed, "request");
+            tracing::info!(proxy = %self.shared.config.name, peer = %self.peer.address, %method, path, status, ms, replayed, trace, "request");
         }
         response
     }

@@ -1,4 +1,5 @@
-//! Traces: one span for each send, delivery, claim, run of a handler and settle of a sampled message.
+//! Traces: one span for each send, delivery, claim, run of a handler and settle of a sampled message, for each message that a
+//! relay publishes, and for each HTTP request.
 //!
 //! The context travels with the message, as the W3C header `traceparent` in the attribute of that name. A sender that is
 //! instrumented has put it there; otherwise a sampled send adds it. A message's first delivery is a child of its send. A delivery
@@ -7,6 +8,7 @@
 
 mod context;
 mod otlp;
+mod publisher;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,6 +18,7 @@ use tokio::sync::mpsc;
 
 pub use self::context::{SpanContext, TRACEPARENT};
 pub use self::otlp::encode;
+pub use self::publisher::TracedPublisher;
 
 /// The version of OpenTelemetry's semantic conventions that names and attributes follow.
 pub const CONVENTIONS: &str = "1.28.0";
@@ -33,6 +36,8 @@ pub enum SpanKind {
     Producer,
     /// A delivery or a run of a handler.
     Consumer,
+    /// An HTTP request.
+    Server,
 }
 
 /// A finished span.
@@ -42,7 +47,7 @@ pub struct Span {
     pub context: SpanContext,
     /// The span that caused it.
     pub parent: Option<[u8; 8]>,
-    /// The send of a message that is delivered again.
+    /// The send of a message that is delivered again; the run of a request whose response is replayed.
     pub links: Vec<SpanContext>,
     /// Operation and queue.
     pub name: String,
@@ -91,14 +96,18 @@ impl Tracer {
         }
     }
 
+    /// The context of a new span below `parent`, if it is to be recorded: the parent decides, or, where there is none, chance.
+    pub fn begin(&self, parent: Option<SpanContext>) -> Option<SpanContext> {
+        match parent {
+            Some(parent) => parent.sampled.then(|| parent.child()),
+            None => (self.sampled > 0.0 && fastrand::f64() < self.sampled).then(SpanContext::root),
+        }
+    }
+
     /// The span of a send, if it is sampled; its context goes into the attributes, unless the sender's is there.
     pub(crate) fn begin_send(&self, attributes: &mut Attributes) -> Option<BegunSpan> {
         let parent = SpanContext::of(attributes);
-        let context = match parent {
-            Some(parent) if parent.sampled => parent.child(),
-            None if self.sampled > 0.0 && fastrand::f64() < self.sampled => SpanContext::root(),
-            _ => return None,
-        };
+        let context = self.begin(parent)?;
         if parent.is_none() {
             attributes.insert(TRACEPARENT.to_owned(), Attribute::text(context.to_string()));
         }

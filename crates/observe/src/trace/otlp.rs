@@ -25,6 +25,7 @@ pub fn encode(service: &str, spans: &[Span]) -> Vec<u8> {
 
 fn span_message(span: &Span) -> Message {
     let kind = match span.kind {
+        SpanKind::Server => 2,
         SpanKind::Client => 3,
         SpanKind::Producer => 4,
         SpanKind::Consumer => 5,
@@ -35,7 +36,9 @@ fn span_message(span: &Span) -> Message {
         message.bytes(4, parent);
     }
     message.text(5, &span.name).number(6, kind).fixed(7, span.start_ns).fixed(8, span.end_ns);
-    message.message(9, &attribute("messaging.system", "hapax"));
+    if span.kind != SpanKind::Server {
+        message.message(9, &attribute("messaging.system", "hapax"));
+    }
     for (name, value) in &span.attributes {
         message.message(9, &attribute(name, value));
     }

@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 use hapax::core::OnDoubt;
 use hapax::core::store::SharedStore;
 use hapax::{embedded, without_secrets};
+use hapax_client::otlp::Exporter;
 use hapax_http::proxy::{HostPolicy, Proxy, ProxyConfig, TlsFiles};
 use hapax_http::{OnOutage, Statuses, Tenant};
 use hapax_server::process::{ProcessPage, store_readiness};
@@ -22,7 +23,7 @@ use self::admin::{AdminConfig, AdminListen, AdminServer};
 use crate::config_file::{self, ConfigFile, Problem, changed_paths};
 use crate::remote::Remote;
 use crate::serve::config::{
-    LogConfig, LogFormat, address_problems, certificate_problems, level_problem, parse_address,
+    LogConfig, LogFormat, TraceConfig, address_problems, certificate_problems, level_problem, parse_address,
     proxy_problems,
 };
 use crate::serve::signals::Signals;
@@ -40,7 +41,7 @@ const SECOND_PROXY: &str = "a second proxy needs a ledger of its own (`--ledger 
 /// Runs a reverse proxy that makes requests with an Idempotency-Key take effect once.
 #[derive(Debug, Args)]
 pub struct ProxyArgs {
-    /// Configuration file (TOML): `ledger`, `[admin]`, and `[log]` and `[[proxy]]` as in that of `serve`. Flags beat it.
+    /// Configuration file (TOML): `ledger`, `[admin]`, and `[log]`, `[trace]` and `[[proxy]]` as in that of `serve`. Flags beat it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Prints the configuration in effect and exits.
@@ -69,6 +70,12 @@ pub struct ProxyArgs {
     /// Log level: error, warn, info, debug, trace [default: info].
     #[arg(long, value_name = "LEVEL", env = "HAPAX_LOG_LEVEL")]
     log_level: Option<String>,
+    /// Sends traces to this OpenTelemetry collector, OTLP over HTTP: http://127.0.0.1:4318 [default: no traces].
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    otlp: Option<String>,
+    /// Traces this many of a thousand requests that come without a trace context [default: 10].
+    #[arg(long, value_name = "N", env = "HAPAX_TRACES_PER_MILLE")]
+    traces_per_mille: Option<u16>,
     #[command(flatten)]
     connections: ConnectionArgs,
     #[command(flatten)]
@@ -174,6 +181,8 @@ struct Config {
     admin: AdminConfig,
     /// What is logged, and how.
     log: LogConfig,
+    /// Where traces go.
+    trace: TraceConfig,
     /// The proxies.
     proxy: Vec<ProxyConfig>,
 }
@@ -184,6 +193,7 @@ impl Default for Config {
             ledger: LEDGER_DEFAULT.to_owned(),
             admin: AdminConfig::default(),
             log: LogConfig::default(),
+            trace: TraceConfig::default(),
             proxy: Vec::new(),
         }
     }
@@ -216,6 +226,7 @@ impl ProxyArgs {
             }
         };
         let mut problems: Vec<Problem> = level_problem(&config.log).into_iter().collect();
+        problems.extend(config.trace.problems());
         problems.extend(proxy_problems(&config.proxy));
         problems.extend(config.admin.problems(&config.ledger));
         problems.extend(address_problems(config.admin.address().into_iter(), &config.proxy));
@@ -232,6 +243,10 @@ impl ProxyArgs {
         set(&mut config.admin.listen, self.admin_listen);
         set(&mut config.log.format, self.log_format);
         set(&mut config.log.level, self.log_level);
+        if self.otlp.is_some() {
+            config.trace.endpoint = self.otlp;
+        }
+        set(&mut config.trace.sampled_per_mille, self.traces_per_mille);
         if config.proxy.is_empty() {
             config.proxy.push(ProxyConfig::default());
         }
@@ -327,7 +342,7 @@ pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
     logs::start(&config.log)?;
     hapax_net::files::raise_file_limit();
     let mut signals = Signals::new()?;
-    let StartedProxies { store, admin, counters, proxies } = tokio::select! {
+    let StartedProxies { store, exporter, admin, counters, proxies } = tokio::select! {
         started = start(&config) => started?,
         () = signals.next() => return Ok(()),
     };
@@ -353,12 +368,17 @@ pub async fn run(args: ProxyArgs) -> anyhow::Result<()> {
     if let Some(store) = store {
         store.close().await;
     }
+    if let Some(exporter) = exporter {
+        exporter.finish().await;
+    }
     Ok(())
 }
 
 struct StartedProxies {
     /// The ledger, if it is a store that this process has opened.
     store: Option<Store>,
+    /// Exports traces, if they are wanted.
+    exporter: Option<Exporter>,
     admin: Option<AdminServer>,
     /// The listener for counters alone, where the ledger is a server.
     counters: Option<(ProcessPage, TcpListener)>,
@@ -375,7 +395,8 @@ async fn start(config: &Config) -> anyhow::Result<StartedProxies> {
         None => Some(without_secrets(&config.ledger)),
         Some(_) => admin.as_ref().map(|admin| admin.url.clone()),
     };
-    let proxies = bind_proxies(&config.proxy, &ledger, operators.as_deref()).await?;
+    let (tracer, exporter) = config.trace.tracer("hapax-proxy")?.unzip();
+    let proxies = bind_proxies(&config.proxy, &ledger, operators.as_deref(), tracer.as_ref()).await?;
     if let Some(admin) = &admin {
         show_metrics(admin.native(), &proxies);
     }
@@ -406,7 +427,7 @@ async fn start(config: &Config) -> anyhow::Result<StartedProxies> {
         let address = listener.local_addr()?;
         let _ = output::raw(&format!("  Metrics http://{address}/metrics\n"));
     }
-    Ok(StartedProxies { store, admin, counters, proxies })
+    Ok(StartedProxies { store, exporter, admin, counters, proxies })
 }
 
 /// The counters of proxies whose ledger is a server. They are ready while that server is.

@@ -12,6 +12,8 @@ use hapax::core::outbox::OutboxStore;
 use hapax::core::store::SharedStore;
 use hapax::relay::{self, Relay, RelayConfig};
 use hapax::{QueueName, without_secrets};
+use hapax_client::otlp::OtlpEndpoint;
+use hapax_observe::trace::Tracer;
 use std::sync::Arc;
 
 use crate::output::raw;
@@ -68,6 +70,10 @@ pub struct RelayArgs {
     /// Lets --listen be an address beyond loopback: anyone who reaches it can read the figures.
     #[arg(long, requires = "listen")]
     insecure: bool,
+    /// Sends a span for each message that was enqueued in a recorded trace to this OpenTelemetry collector, OTLP over HTTP:
+    /// http://127.0.0.1:4318 [default: no traces].
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    otlp: Option<String>,
     /// Format of the logs, on standard error [default: text].
     #[arg(long, value_name = "FORMAT", env = "HAPAX_LOG_FORMAT")]
     log_format: Option<LogFormat>,
@@ -104,12 +110,16 @@ pub async fn run(args: RelayArgs) -> anyhow::Result<()> {
     }
     logs::start(&log)?;
     let mut signals = Signals::new()?;
+    let collector = args.otlp.as_deref().map(|url| OtlpEndpoint::new(url, "hapax-relay")).transpose();
+    let collector = collector.map_err(|error| usage(format!("--otlp: {error}")))?;
+    // What was enqueued without a context is sampled by the server that takes it.
+    let (tracer, exporter) = collector.map(|collector| collector.trace(0.0)).unzip();
     let page = match args.listen {
         Some(address) => Some(Page::bind(address, args.insecure).await?),
         None => None,
     };
     let relay = tokio::select! {
-        opened = open(&config, None, None) => opened?,
+        opened = open(&config, None, None, tracer) => opened?,
         () = signals.next() => return Ok(()),
     };
     let watch = relay.watch();
@@ -120,6 +130,9 @@ pub async fn run(args: RelayArgs) -> anyhow::Result<()> {
     drop(end);
     if let Some(page) = page {
         let _ = page.await;
+    }
+    if let Some(exporter) = exporter {
+        exporter.finish().await;
     }
     run.with_context(|| format!("relay {}", config.name))?;
     let counts = watch.counts();
@@ -132,8 +145,9 @@ pub async fn open(
     config: &RelayConfig,
     outbox: Option<Arc<dyn OutboxStore>>,
     store: Option<SharedStore>,
+    tracer: Option<Arc<Tracer>>,
 ) -> anyhow::Result<Relay> {
-    let opened = relay::open(config, outbox, store).await;
+    let opened = relay::open_traced(config, outbox, store, tracer).await;
     let relay = opened.with_context(|| format!("relay {}", config.name))?;
     let from = config.from.as_deref().map_or("this store".to_owned(), without_secrets);
     let sink = relay.sink();
