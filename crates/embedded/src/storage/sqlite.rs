@@ -46,8 +46,10 @@ impl DbLocation {
     }
 }
 
-/// Size of the WAL, in pages of 4 KiB, at which it is checkpointed. Tests may set less.
-const WAL_PAGES_MAX: u64 = 4_000;
+/// Size of the WAL, in pages of 4 KiB, at which it is checkpointed. Every commit writes a few pages again, and SQLite looks
+/// for each version of a page among all older ones in the WAL: at 4,000 pages a lifecycle takes 1.3 times as many
+/// instructions. Tests may set less.
+const WAL_PAGES_MAX: u64 = 2_000;
 /// Page cache of the writing connection, in KiB. A queue works at its two ends, so a small cache is enough. A larger
 /// one costs time: if a commit has split a page into freed pages, SQLite walks the whole cache
 /// (`pcache1TruncateUnsafe`; measured at 32 MiB: 5% of the server's CPU time).

@@ -179,7 +179,7 @@ fn write_rare(db: &Connection, record: &Record, secret: &[u8; 32]) -> rusqlite::
 }
 
 pub(crate) fn put_header(db: &Connection, header: &Header, secret: &[u8; 32]) -> rusqlite::Result<()> {
-    let sql = "UPDATE store SET clock_ms = ?1, fence_floor = ?2, next_seq = ?3, message_rows = ?4, paused = ?5, crc = ?6";
+    let sql = "UPDATE store SET clock_ms = ?1, fence_floor = ?2, next_seq = ?3, message_rows = ?4, paused = ?5, crc = ?6 WHERE one = 1";
     db.prepare_cached(sql)?.execute(params![
         header.clock_ms as i64,
         header.fence_floor as i64,
