@@ -104,6 +104,7 @@ suite! {
         a_message_parked_in_doubt_goes_on_when_it_is_resolved: OneStore DurableLedger,
         a_message_parked_in_doubt_beyond_its_retention_continues_when_resolved: OneStore DurableLedger FastTime,
         every_message_parked_for_an_entry_goes_on_and_no_other: OneStore,
+        many_messages_parked_for_an_entry_all_go_on: OneStore,
         whatever_ends_a_doubt_lets_parked_messages_continue: OneStore,
         a_message_is_parked_only_while_its_entry_is_in_doubt: OneStore,
         a_waiting_receive_wakes_when_a_doubt_is_resolved: OneStore,

@@ -331,6 +331,8 @@ suite! {
         a_repeated_send_on_the_other_handle_adds_nothing: SecondHandle,
         a_group_held_on_one_handle_is_blocked_on_the_other: SecondHandle Order,
         changed_settings_hold_on_the_other_handle: SecondHandle,
+        changed_settings_hold_on_a_handle_that_used_the_old_ones: SecondHandle,
+        a_queue_that_is_made_again_on_one_handle_is_new_on_the_other: SecondHandle Order,
         a_redrive_is_seen_and_cancelled_on_the_other_handle: SecondHandle,
     }
     13 p13_transfer {

@@ -3,7 +3,7 @@
 use hapax_core::{QueueConfig, RedriveRequest, RedriveState, Settled, Settlement};
 
 use crate::trial::Trial;
-use crate::values::{bodies, config, dedup, receive_waiting, redrive_from, reject, text};
+use crate::values::{bodies, config, dedup, fifo_config, group, receive_waiting, redrive_from, reject, text};
 
 pub(crate) async fn a_send_on_one_handle_wakes_a_receive_on_the_other(t: Trial) {
     let (jobs, other) = (t.standard("jobs").await, t.other_handle());
@@ -72,6 +72,37 @@ pub(crate) async fn changed_settings_hold_on_the_other_handle(t: Trial) {
     t.set(&jobs, changed.clone()).await;
     assert_eq!(other.config_of(&jobs).await, changed);
     assert!(other.try_send(&jobs, text("x".repeat(2000))).await.is_err(), "the new limit holds");
+}
+
+pub(crate) async fn changed_settings_hold_on_a_handle_that_used_the_old_ones(t: Trial) {
+    let (jobs, other) = (t.standard("jobs").await, t.other_handle());
+    for handle in [&t, &other] {
+        handle.send_all(&jobs, &["a"]).await;
+        let got = handle.one(&jobs).await;
+        handle.ack(&jobs, &got).await;
+    }
+    t.set(&jobs, QueueConfig { message_bytes_max: 1024, lease_ms: 7_000, ..config() }).await;
+    assert!(other.try_send(&jobs, text("x".repeat(2000))).await.is_err(), "the new limit holds");
+    other.send_all(&jobs, &["b"]).await;
+    let lease_ms = other.one(&jobs).await.lease_ms;
+    assert!(lease_ms <= 7_000, "the new lease holds: {lease_ms}");
+}
+
+pub(crate) async fn a_queue_that_is_made_again_on_one_handle_is_new_on_the_other(t: Trial) {
+    let other = t.other_handle();
+    for fifo in [false, true] {
+        let (name, own) = if fifo { ("jobs.fifo", fifo_config()) } else { ("jobs", config()) };
+        for (pointer, found) in [("/a", "one"), ("/b", "2"), ("/a", "one")] {
+            let pointing = QueueConfig { key_pointer: Some(pointer.to_owned()), ..own.clone() };
+            let jobs = t.create(name, pointing).await;
+            let message = text(r#"{"a":"one","b":2}"#).group(group("g")).dedup(dedup("d"));
+            other.send(&jobs, message).await;
+            assert_eq!(t.browse(&jobs).await.len(), 1, "{name} {pointer}");
+            let got = other.one(&jobs).await;
+            assert_eq!(got.key.as_str(), found, "{name} {pointer}");
+            t.within("delete", t.store().delete_queue(&jobs)).await.expect("it is deleted");
+        }
+    }
 }
 
 pub(crate) async fn a_redrive_is_seen_and_cancelled_on_the_other_handle(t: Trial) {

@@ -10,7 +10,7 @@ use crate::ledger_trial::{
     LONG_LEASE_MS, TTL_MS, ask, complete, done, ends, failed, happened, parking, replayed,
 };
 use crate::trial::{LEASE_MS, Trial};
-use crate::values::{config, reject, retry, text};
+use crate::values::{config, receive_waiting, reject, retry, text};
 
 /// Configuration of a queue whose handlers make claims.
 pub(crate) fn once() -> QueueConfig {
@@ -291,6 +291,39 @@ pub(crate) async fn every_message_parked_for_an_entry_goes_on_and_no_other(t: Tr
     expected.sort_unstable();
     assert_eq!(ids, expected, "both duplicates, and not the other order");
     assert_eq!(t.stats(&jobs).await.parked, 1);
+}
+
+/// More than a store releases in one step.
+pub(crate) async fn many_messages_parked_for_an_entry_all_go_on(t: Trial) {
+    const MESSAGES: usize = 250;
+    const BATCH: usize = 50;
+    let jobs = t.create("jobs", QueueConfig { lease_ms: LONG_LEASE_MS, ..once() }).await;
+    let mut got = Vec::new();
+    for _ in 0..MESSAGES / BATCH {
+        t.send_batch(&jobs, vec![keyed("order-7"); BATCH]).await;
+        got.extend(t.receive(&jobs, BATCH).await);
+    }
+    assert_eq!(got.len(), MESSAGES);
+    let id = entry_of(&jobs, &got[0]);
+    let grant = t.grant(parking(&id, "worker-1")).await;
+    t.end(&id, &grant.token, ClaimEnding::Doubt).await.unwrap();
+    for batch in got.chunks(BATCH) {
+        let park = |d: &Delivery| Settle {
+            parked_for: Some(id.clone()),
+            ..Settle::new(d.receipt.clone(), Settlement::Park { reason: "in doubt".into() })
+        };
+        let parked =
+            t.within("settle", t.store().settle(&jobs, batch.iter().map(park).collect())).await.unwrap();
+        assert!(parked.iter().all(|parked| *parked == Ok(Settled::Parked)), "{parked:?}");
+    }
+    t.resolve(&id, Resolution::Absent).await.unwrap();
+    let mut back = 0;
+    while back < MESSAGES {
+        let released = t.receive_with(&jobs, receive_waiting(BATCH)).await.len();
+        assert!(released > 0, "only {back} of {MESSAGES} came back");
+        back += released;
+    }
+    assert_eq!(t.stats(&jobs).await.parked, 0);
 }
 
 /// Not only a decision: the holder may only have been asleep, and another may take over.

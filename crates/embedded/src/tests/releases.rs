@@ -15,7 +15,10 @@ use crate::ids::Ids;
 use crate::record::Content;
 use crate::writer::{Op, SettleOp, Writer};
 
+/// Enough for several steps of 1,000.
 const MESSAGES: usize = 2_500;
+/// More than a decision once released, which had 10,000 as its limit.
+const MANY: usize = 10_500;
 const LEASE_MS: u64 = 1_000;
 
 struct Parked {
@@ -32,6 +35,10 @@ fn attributes() -> String {
 impl Parked {
     /// A key in doubt, and many messages parked for it.
     fn new() -> Self {
+        Self::with(MESSAGES)
+    }
+
+    fn with(messages: usize) -> Self {
         let clock = Arc::new(ManualClock::at_ms(rig::START_MS));
         let mut writer = rig::open(SimStorage::new(), &clock, Ids::fixed(1), 1);
         let queue = rig::name("once");
@@ -43,11 +50,11 @@ impl Parked {
             outgoing.content = Content::new(None, Some(attributes()), None, "x".into());
             outgoing
         };
-        let batch = (0..MESSAGES).map(|_| outgoing()).collect();
+        let batch = (0..messages).map(|_| outgoing()).collect();
         parked.writer.run(&mut vec![rig::send(&parked.queue, batch).0]);
         parked.claim();
         parked.clock.advance_ms(LEASE_MS);
-        let settled = parked.park(MESSAGES);
+        let settled = parked.park(messages);
         assert!(settled.iter().all(|settled| *settled == Ok(Settled::Parked)), "{settled:?}");
         parked
     }
@@ -117,12 +124,12 @@ impl Parked {
 
 #[test]
 fn every_message_is_released_a_bounded_number_at_a_time() {
-    let mut parked = Parked::new();
+    let mut parked = Parked::with(MANY);
     parked.resolve();
     let (ready, left) = parked.counts();
     assert!(ready > 0 && left > 0, "one step of several: {ready} {left}");
     assert!(parked.finish() >= 2);
-    assert_eq!(parked.counts(), (MESSAGES as u64, 0));
+    assert_eq!(parked.counts(), (MANY as u64, 0));
     assert!(parked.writer.storage.committed.released.is_empty(), "nothing is left to do");
 }
 
