@@ -1,5 +1,8 @@
 //! The advisor: every rule of [`hapax_core::policy::tier`] over what is known about a store and its queues.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
 use hapax_core::ledger::TTL_MS_DEFAULT;
 use hapax_core::metrics::{KeptBy, Kind, Metric, Sample, Unit};
 use hapax_core::policy::tier::{Facts, Finding, LedgerFacts, StoreFacts, check, check_store};
@@ -224,12 +227,42 @@ pub static FINDING: Metric = Metric {
 
 /// The findings as metrics: 1 for each.
 pub fn samples(advice: &Advice) -> Vec<Sample> {
-    let sample = |located: &Located| {
-        let queue = located.queue.as_ref().map_or_else(String::new, ToString::to_string);
-        let labels = vec![("queue", queue), ("code", located.finding.code.to_string())];
+    let sample = |(queue, code): (&Option<QueueName>, &Cow<'static, str>)| {
+        let queue = queue.as_ref().map_or_else(String::new, ToString::to_string);
+        let labels = vec![("queue", queue), ("code", code.to_string())];
         Sample { metric: &FINDING, labels, value: 1 }
     };
-    let mut samples: Vec<Sample> = advice.findings.iter().map(sample).collect();
-    samples.dedup();
-    samples
+    // One queue may have several findings with the same code.
+    let told: BTreeSet<_> = advice.findings.iter().map(|found| (&found.queue, &found.finding.code)).collect();
+    told.into_iter().map(sample).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_core::policy::tier::Severity;
+
+    use super::*;
+
+    #[test]
+    fn each_sample_is_there_once() {
+        let located = |queue: &str, code: &'static str, message: &str| Located {
+            queue: Some(QueueName::new(queue).unwrap()),
+            finding: Finding {
+                code: code.into(),
+                severity: Severity::Warning,
+                message: message.to_owned(),
+                remedy: "do something".to_owned(),
+            },
+        };
+        let findings = vec![
+            located("a", "lease-short", "one"),
+            located("a", "no-limit", "two"),
+            located("a", "lease-short", "three"),
+            located("b", "lease-short", "four"),
+        ];
+        let samples = samples(&Advice { findings, not_seen: Vec::new() });
+        let labels: Vec<_> =
+            samples.iter().map(|sample| (&*sample.labels[0].1, &*sample.labels[1].1)).collect();
+        assert_eq!(labels, [("a", "lease-short"), ("a", "no-limit"), ("b", "lease-short")]);
+    }
 }

@@ -104,9 +104,11 @@ impl QueueFigures {
         if self.consumers.len() >= NAMES_MAX {
             self.consumers.retain(|_, (_, last_ms)| now_ms.saturating_sub(*last_ms) < WINDOW_MS);
         }
-        if self.consumers.len() < NAMES_MAX {
-            self.consumers.insert(consumer.to_owned(), (now_ms, now_ms));
+        // Of further ones it is not known whether they are new.
+        if self.consumers.len() >= NAMES_MAX {
+            return;
         }
+        self.consumers.insert(consumer.to_owned(), (now_ms, now_ms));
         self.figures.consumers_started += 1;
         self.minute(now_ms).started += 1;
     }
@@ -326,5 +328,14 @@ mod tests {
         assert_eq!(queue.figures.died, 1, "the counter stays");
         queue.delivered(WINDOW_MS, 1_000, None);
         assert_eq!(queue.window(WINDOW_MS).delivered, 1, "the place of the first minute is used again");
+    }
+
+    #[test]
+    fn consumers_beyond_the_names_that_are_kept_are_not_counted_at_every_call() {
+        let mut queue = QueueFigures::default();
+        for now_ms in [0, 1_000, 2_000] {
+            (0..NAMES_MAX + 200).for_each(|number| queue.heard(now_ms, &number.to_string()));
+        }
+        assert_eq!(queue.figures.consumers_started, NAMES_MAX as u64);
     }
 }

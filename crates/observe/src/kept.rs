@@ -86,10 +86,11 @@ fn trimmed(mut kept: Kept, now_ms: u64) -> Kept {
     let mut bytes = 32;
     kept.lives.retain(|life| {
         let young = now_ms.saturating_sub(life.last_ms()) < KEPT_MS;
-        if young {
-            bytes += serde_json::to_vec(life).map_or(0, |json| json.len() + 1);
-        }
-        young && bytes <= DOCUMENT_BYTES_MAX
+        let size = serde_json::to_vec(life).map_or(DOCUMENT_BYTES_MAX, |json| json.len() + 1);
+        // One that is too large takes no room from the others.
+        let fits = young && bytes + size <= DOCUMENT_BYTES_MAX;
+        bytes += if fits { size } else { 0 };
+        fits
     });
     kept
 }
@@ -148,5 +149,16 @@ mod tests {
         assert_eq!(kept.lives[0].subject, Subject::Message(MessageId(0)), "the latest first");
         let old = trimmed(Kept { lives: vec![life(1, now_ms - KEPT_MS)] }, now_ms);
         assert!(old.lives.is_empty());
+    }
+
+    #[test]
+    fn one_that_is_too_large_takes_no_other_along() {
+        let now_ms = 2 * KEPT_MS;
+        let mut large = life(0, now_ms);
+        large.push(now_ms, Event::Died { error: Some("x".repeat(DOCUMENT_BYTES_MAX)) });
+        let lives = vec![large, life(1, now_ms - 1), life(2, now_ms - 2)];
+        let kept: Vec<_> =
+            trimmed(Kept { lives }, now_ms).lives.into_iter().map(|life| life.subject).collect();
+        assert_eq!(kept, [Subject::Message(MessageId(1)), Subject::Message(MessageId(2))]);
     }
 }

@@ -3,12 +3,25 @@
 use std::collections::VecDeque;
 use std::fmt;
 
+use hapax_core::policy::truncate;
 use hapax_core::store::FailedAttempt;
 use hapax_core::{EntryId, IdempotencyKey, MessageId, QueueName};
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of events of a life; the first is kept, then the latest.
 pub const EVENTS_MAX: usize = 50;
+
+/// An error is kept up to this length.
+pub(crate) const ERROR_BYTES_MAX: usize = 300;
+
+/// The length of a shortened error, with the sign that it was longer.
+const SHORTENED_BYTES_MAX: usize = ERROR_BYTES_MAX + "…".len();
+
+/// The beginning of an error; the store keeps more of it.
+pub(crate) fn shortened(error: &str) -> String {
+    let kept = truncate(error, ERROR_BYTES_MAX);
+    if kept.len() < error.len() { format!("{kept}…") } else { kept.to_owned() }
+}
 
 /// Whose life it is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -184,7 +197,9 @@ impl Life {
     }
 
     pub(crate) fn push(&mut self, at_ms: u64, event: Event) {
-        self.moments.push_back(Moment { at_ms, event });
+        // The end of a lease is noticed later than other events.
+        let before = self.moments.iter().rposition(|moment| moment.at_ms <= at_ms);
+        self.moments.insert(before.map_or(0, |before| before + 1), Moment { at_ms, event });
         if self.moments.len() > EVENTS_MAX {
             self.moments.remove(1);
             self.left_out += 1;
@@ -198,6 +213,9 @@ impl Life {
 
     /// Adds what another process saw of the same subject.
     pub(crate) fn merge(&mut self, other: Self) {
+        // Mostly one of both is an earlier form of the other, and events that one has left out are among those of the
+        // other. What two processes have left out of different events is not known: the count is the least that it can be.
+        let total = self.total().max(other.total());
         self.queue = self.queue.take().or(other.queue);
         self.key = self.key.take().or(other.key);
         self.sent_ms = self.sent_ms.or(other.sent_ms);
@@ -208,18 +226,28 @@ impl Life {
             }
         }
         self.moments.make_contiguous().sort_by_key(|moment| moment.at_ms);
-        self.left_out = self.left_out.max(other.left_out);
+        let total = total.max(self.moments.len() as u64);
         while self.moments.len() > EVENTS_MAX {
             self.moments.remove(1);
-            self.left_out += 1;
         }
+        self.left_out = total - self.moments.len() as u64;
+    }
+
+    /// Its events, with those that are left out.
+    fn total(&self) -> u64 {
+        self.moments.len() as u64 + self.left_out
     }
 
     /// Adds what the store has on record about failed attempts; the latest are kept.
     pub(crate) fn add_record(&mut self, record: Vec<FailedAttempt>) {
         for failed in record {
             if self.record.iter().all(|known| known.deliveries != failed.deliveries) {
-                self.record.push(failed);
+                // An error that was shortened before stays as it is.
+                let error = failed.error.map(|error| match error.len() {
+                    ..=SHORTENED_BYTES_MAX => error,
+                    _ => shortened(&error),
+                });
+                self.record.push(FailedAttempt { error, ..failed });
             }
         }
         self.record.sort_by_key(|failed| failed.deliveries);
@@ -236,8 +264,63 @@ impl Life {
         self.moments.iter().filter_map(number).max().unwrap_or_default()
     }
 
-    /// Whether its last event has ended it.
+    /// Whether its latest delivery ended because its consumer, or an operator after it, gave the message back.
+    pub(crate) fn was_returned(&self) -> bool {
+        let end = self.moments.iter().rev().find_map(|moment| match moment.event {
+            Event::Returned { .. } | Event::Deferred { .. } | Event::Parked { .. } | Event::Died { .. } => {
+                Some(true)
+            }
+            Event::Delivered { .. } | Event::Expired { .. } | Event::Refused { .. } => Some(false),
+            _ => None,
+        });
+        end == Some(true)
+    }
+
+    /// Whether one of its events has ended it.
     pub(crate) fn has_ended(&self) -> bool {
         self.moments.iter().any(|moment| matches!(moment.event, Event::Acked { .. } | Event::Died { .. }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_that_are_left_out_are_counted_once() {
+        let mut life = Life::new(Subject::Message(MessageId(1)), None);
+        let mut stored: Option<Life> = None;
+        for at_ms in 0..200 {
+            life.push(at_ms, Event::InProgress);
+            // Written now and then, as a process does.
+            if at_ms % 7 == 0 {
+                match &mut stored {
+                    Some(stored) => stored.merge(life.clone()),
+                    None => stored = Some(life.clone()),
+                }
+            }
+        }
+        let mut stored = stored.unwrap();
+        stored.merge(life.clone());
+        assert_eq!((stored.left_out, stored.moments.len()), (150, EVENTS_MAX));
+        assert_eq!((life.left_out, life.moments.len()), (150, EVENTS_MAX));
+        life.merge(stored);
+        assert_eq!(life.left_out, 150, "what a reader is told");
+        // Another process saw other events.
+        let mut other = Life::new(Subject::Message(MessageId(1)), None);
+        other.push(7, Event::Replayed);
+        life.merge(other);
+        assert_eq!((life.left_out, life.moments.len()), (150, EVENTS_MAX));
+    }
+
+    #[test]
+    fn an_event_that_is_noticed_late_stands_at_its_time() {
+        let mut life = Life::new(Subject::Message(MessageId(1)), None);
+        life.push(10, Event::InProgress);
+        life.push(30, Event::Replayed);
+        life.push(20, Event::InDoubt);
+        life.push(30, Event::Completed);
+        let events: Vec<_> = life.moments.into_iter().map(|moment| moment.event).collect();
+        assert_eq!(events, [Event::InProgress, Event::InDoubt, Event::Replayed, Event::Completed]);
     }
 }

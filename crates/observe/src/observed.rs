@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use hapax_core::store::SharedStore;
+use hapax_core::validate::ATTRIBUTES_MAX;
 use hapax_core::{
     AdminError, Batch, Browse, Capabilities, Claim, ClaimError, ClaimRequest, Delivery, Discarded, Document,
     DocumentError, DocumentFilter, DocumentName, DocumentPage, Documents, EndClaim, EntryFilter, EntryId,
@@ -18,12 +19,14 @@ use tokio::sync::Semaphore;
 
 use crate::kept;
 use crate::observer::{ClaimSummary, HandOut, Observer, SettleSummary, UncertainRepeat};
-use crate::trace::{BegunSpan, SpanContext, TRACEPARENT, Tracer, now_ns};
+use crate::trace::{SpanContext, TRACEPARENT, Tracer, now_ns};
 
 /// Lives are written to the store at most this often.
 const WRITE_INTERVAL_MS: u64 = 2_000;
 /// Number of receives whose repeated messages are looked up at the same time. Beyond it a cause stays unknown.
 const LOOKUPS_MAX: u32 = 16;
+/// Every queue accepts messages of this size: no queue has a lower limit.
+const EVERY_QUEUE_BYTES: u64 = 1_024;
 
 /// Passes every call on to a store, and tells an [`Observer`] what was asked and answered. Clones are cheap.
 ///
@@ -155,7 +158,6 @@ impl ObservedStore {
 type BegunCalls = (u64, Vec<Option<SpanContext>>);
 
 impl ObservedStore {
-    /// A context that was added to a message may make it too large: such a message is sent again without it.
     async fn send_traced(
         &self,
         tracer: &Tracer,
@@ -163,24 +165,15 @@ impl ObservedStore {
         mut batch: Vec<NewMessage>,
     ) -> Batch<Sent, SendError> {
         let start_ns = now_ns();
-        let spans: Vec<Option<BegunSpan>> =
-            batch.iter_mut().map(|message| tracer.begin_send(&mut message.attributes)).collect();
-        let injected = |span: &Option<BegunSpan>| span.as_ref().is_some_and(|span| span.injected);
-        let again = spans.iter().any(injected).then(|| batch.clone());
-        let mut sent = self.inner.send(queue, batch).await?;
-        if let Some(again) = again {
-            for ((answer, span), mut message) in sent.iter_mut().zip(&spans).zip(again) {
-                if answer.is_err() && injected(span) {
-                    message.attributes.remove(TRACEPARENT);
-                    // If the store is gone meanwhile, the first answer stands: nothing of this message was accepted.
-                    if let Ok(mut second) = self.inner.send(queue, vec![message]).await
-                        && let Some(second) = second.pop()
-                    {
-                        *answer = second;
-                    }
-                }
+        let mut spans = Vec::with_capacity(batch.len());
+        for message in &mut batch {
+            let span = tracer.begin_send(&mut message.attributes);
+            if span.as_ref().is_some_and(|span| span.injected) && !self.has_room(queue, message).await {
+                message.attributes.remove(TRACEPARENT);
             }
+            spans.push(span);
         }
+        let sent = self.inner.send(queue, batch).await?;
         for (span, answer) in spans.into_iter().zip(&sent) {
             if let Some(span) = span {
                 let id = answer.as_ref().ok().map(|sent| sent.id.to_string());
@@ -189,6 +182,18 @@ impl ObservedStore {
             }
         }
         Ok(sent)
+    }
+
+    /// Whether the queue accepts a message that a context was added to. It has to be known before the send: a message that
+    /// was refused and sent again without its context would come behind the rest of its batch.
+    async fn has_room(&self, queue: &QueueName, message: &NewMessage) -> bool {
+        if message.attributes.len() > ATTRIBUTES_MAX {
+            return false;
+        }
+        let bytes = message.bytes();
+        // Most messages fit into every queue, and need no look at the configuration of theirs.
+        bytes <= EVERY_QUEUE_BYTES
+            || self.inner.queue(queue).await.is_ok_and(|info| bytes <= info.config.message_bytes_max)
     }
 
     /// The spans of these deliveries; `None` if nothing is traced. Asked before the call, which may end the deliveries.
@@ -278,9 +283,7 @@ impl QueueStore for ObservedStore {
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError> {
         let asked: Vec<_> = batch.iter().map(|one| (one.receipt.clone(), one.lease_ms)).collect();
         let answers = self.inner.extend(queue, batch).await?;
-        let refused: Vec<_> =
-            answers.iter().map(|answer| answer.as_ref().err().map(SettleError::code)).collect();
-        self.observer.extended(queue, &asked, &refused);
+        self.observer.extended(queue, &asked, &answers);
         Ok(answers)
     }
 }

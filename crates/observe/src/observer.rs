@@ -10,11 +10,12 @@ use hapax_core::policy::tier::{ObservedQueue, POISON_DELIVERIES};
 use hapax_core::store::FailedAttempt;
 use hapax_core::{
     Claim, ClaimEnding, ClaimError, ClaimRequest, Clock, Delivery, EndClaim, FailureCause, IdempotencyKey,
-    MessageId, QueueName, Receipt, Sent, Settle, SettleError, Settled, Settlement, SystemClock, TokenError,
+    MessageId, QueueName, Receipt, RemainingLease, Sent, Settle, SettleError, Settled, Settlement,
+    SystemClock, TokenError,
 };
 
 use crate::figures::{DeliveryFigures, QueueFigures};
-use crate::life::{Event, Life, Subject};
+use crate::life::{Event, Life, Subject, shortened};
 use crate::trace::SpanContext;
 
 /// Maximum number of lives in memory.
@@ -54,6 +55,8 @@ struct Given {
     consumer: Option<Arc<str>>,
     /// It was settled, or a newer delivery was made.
     over: bool,
+    /// A settle or an extension was refused because its lease had ended.
+    late: bool,
     /// The context of its span, if it is traced.
     trace: Option<SpanContext>,
 }
@@ -109,11 +112,15 @@ impl Observer {
     /// The counters, for a page of metrics.
     pub fn samples(&self) -> Vec<Sample> {
         let state = self.state();
-        let mut queues: Vec<_> = state.queues.iter().collect();
-        queues.sort_by_key(|(name, _)| *name);
+        let mut queues: Vec<_> =
+            state.queues.iter().map(|(name, queue)| (name.clone(), queue.read())).collect();
+        let history = HistoryFigures { lives: state.lives.len() as u64, ..state.history };
+        // Every call waits for the lock: what takes time is done without it.
+        drop(state);
+        queues.sort_by(|one, other| one.0.cmp(&other.0));
         let mut samples: Vec<Sample> =
-            queues.into_iter().flat_map(|(name, queue)| queue.read().samples(&[name.as_str()])).collect();
-        samples.extend(HistoryFigures { lives: state.lives.len() as u64, ..state.history }.samples(&[]));
+            queues.into_iter().flat_map(|(name, figures)| figures.samples(&[name.as_str()])).collect();
+        samples.extend(history.samples(&[]));
         samples
     }
 
@@ -260,7 +267,7 @@ impl Observer {
                         state.life(&Subject::Message(id), Some(queue)).push(now_ms, Event::StaleClaim);
                     }
                 }
-                Err(error) => state.refused(queue, now_ms, hash, error.code()),
+                Err(error) => state.refused(queue, now_ms, hash, error),
             }
         }
     }
@@ -269,23 +276,23 @@ impl Observer {
         &self,
         queue: &QueueName,
         asked: &[(Receipt, u64)],
-        refused: &[Option<&'static str>],
+        answers: &[Result<RemainingLease, SettleError>],
     ) {
         let (mut state, now_ms) = (self.state(), self.now_ms());
-        for ((receipt, lease_ms), refused) in asked.iter().zip(refused) {
+        for ((receipt, lease_ms), answer) in asked.iter().zip(answers) {
             let hash = self.hash(receipt);
-            match (refused, state.given.get_mut(&hash)) {
-                (None, Some(given)) if *lease_ms > 0 => {
+            match (answer, state.given.get_mut(&hash)) {
+                (Ok(_), Some(given)) if *lease_ms > 0 => {
                     given.until_ms = now_ms + lease_ms;
                     if let Some(consumer) = given.consumer.clone() {
                         state.queue(queue).heard(now_ms, &consumer);
                     }
                 }
                 // SQS's way to give a message back.
-                (None, Some(_)) => {
+                (Ok(_), Some(_)) => {
                     state.returned(queue, now_ms, hash, Event::Returned { error: None, after_ms: 0 });
                 }
-                (Some(code), Some(_)) => state.refused(queue, now_ms, hash, code),
+                (Err(error), Some(_)) => state.refused(queue, now_ms, hash, error),
                 (_, None) => {}
             }
         }
@@ -378,9 +385,9 @@ impl From<&Settle> for SettleSummary {
     fn from(settle: &Settle) -> Self {
         let settlement = match &settle.settlement {
             Settlement::Ack => SettlementKind::Ack,
-            Settlement::Retry { error, .. } => SettlementKind::Failed(error.clone()),
+            Settlement::Retry { error, .. } => SettlementKind::Failed(error.as_deref().map(shortened)),
             Settlement::Reject { reason } | Settlement::Park { reason } => {
-                SettlementKind::Failed(Some(reason.clone()))
+                SettlementKind::Failed(Some(shortened(reason)))
             }
             Settlement::Defer { .. } => SettlementKind::Deferred,
         };
@@ -497,6 +504,7 @@ impl State {
             until_ms: now_ms + delivery.lease_ms,
             consumer: consumer.cloned(),
             over: acked,
+            late: false,
             trace: traced.then(|| SpanContext::of(&delivery.attributes)).flatten(),
         };
         let is_repeat = delivery.deliveries > 1 || before.is_some();
@@ -529,8 +537,7 @@ impl State {
         });
         self.queue(queue).figures.repeated += 1;
         let subject = Subject::Message(given.id);
-        // A delivery that was given back has a life with the reason.
-        let known = self.lives.contains_key(&subject);
+        let was_returned = self.lives.get(&subject).is_some_and(Life::was_returned);
         // Deliveries that are missing in between were made by other processes.
         let seen =
             self.lives.get(&subject).map(Life::deliveries).max(earlier.as_ref().map(|one| one.delivery));
@@ -545,7 +552,7 @@ impl State {
                 self.life_of(queue, earlier);
             }
             Some(_) => self.queue(queue).figures.repeated_after_return += 1,
-            None if known && !gap => self.queue(queue).figures.repeated_after_return += 1,
+            None if was_returned && !gap => self.queue(queue).figures.repeated_after_return += 1,
             None => uncertain = true,
         }
         let life = self.life(&subject, Some(queue));
@@ -669,8 +676,23 @@ impl State {
         self.life_of(queue, &given).push(now_ms, event);
     }
 
-    fn refused(&mut self, queue: &QueueName, now_ms: u64, hash: u64, code: &'static str) {
-        let Some(given) = self.given.remove(&hash) else { return };
+    /// A settle or an extension was refused. One that asks for what no delivery can get is not late.
+    fn refused(&mut self, queue: &QueueName, now_ms: u64, hash: u64, error: &SettleError) {
+        let passed_on = match error {
+            SettleError::Stale | SettleError::Gone | SettleError::Dead => true,
+            // The message is still to be delivered again; then its lease ran out.
+            SettleError::Expired | SettleError::NotInFlight => false,
+            _ => return,
+        };
+        let Some(given) = self.given.get_mut(&hash).filter(|given| !given.late) else { return };
+        given.late = true;
+        let given = given.clone();
+        if passed_on {
+            self.given.remove(&hash);
+            if self.latest.get(&given.id.0) == Some(&hash) {
+                self.latest.remove(&given.id.0);
+            }
+        }
         let held_ms = now_ms.saturating_sub(given.at_ms);
         let figures = self.queue(queue);
         figures.late(now_ms);
@@ -678,7 +700,7 @@ impl State {
         if let Some(consumer) = &given.consumer {
             figures.heard(now_ms, consumer);
         }
-        let event = Event::Refused { delivery: given.delivery, held_ms, code: code.to_owned() };
+        let event = Event::Refused { delivery: given.delivery, held_ms, code: error.code().to_owned() };
         self.life_of(queue, &given).push(now_ms, event);
     }
 
@@ -699,3 +721,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

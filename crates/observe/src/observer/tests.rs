@@ -1,0 +1,180 @@
+use hapax_core::{
+    DedupId, Extend, GroupId, ManualClock, NewMessage, QueueAdmin as _, QueueConfig, QueueStore as _, Receive,
+};
+use hapax_embedded::{Embedded, Options};
+use tempfile::TempDir;
+
+use super::*;
+use crate::ObservedStore;
+use crate::life::ERROR_BYTES_MAX;
+
+struct Rig {
+    clock: Arc<ManualClock>,
+    /// The store itself, as another process uses it.
+    inner: Arc<Embedded>,
+    store: ObservedStore,
+    queue: QueueName,
+    _folder: TempDir,
+}
+
+impl Rig {
+    async fn new(config: QueueConfig) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
+        let options = Options { clock: clock.clone(), ..Options::default() };
+        let inner = Arc::new(Embedded::open(folder.path().join("store"), options).unwrap());
+        let observer = Arc::new(Observer::with_clock(clock.clone()));
+        let store = ObservedStore::with_observer(inner.clone(), observer);
+        let queue = QueueName::new(if config.is_fifo() { "jobs.fifo" } else { "jobs" }).unwrap();
+        store.create_queue(&queue, config).await.unwrap();
+        Self { clock, inner, store, queue, _folder: folder }
+    }
+
+    async fn send(&self, messages: Vec<NewMessage>) {
+        for sent in self.store.send(&self.queue, messages).await.unwrap() {
+            sent.unwrap();
+        }
+    }
+
+    async fn receive(&self, max: usize) -> Vec<Delivery> {
+        let receive = Receive { max, wait_ms: Some(0), ..Receive::default() };
+        self.store.receive(&self.queue, receive).await.unwrap()
+    }
+
+    async fn settle(&self, delivery: &Delivery, settlement: Settlement) -> Result<Settled, SettleError> {
+        let settle = Settle::new(delivery.receipt.clone(), settlement);
+        self.store.settle(&self.queue, vec![settle]).await.unwrap().remove(0)
+    }
+
+    async fn extend(&self, delivery: &Delivery, lease_ms: u64) -> Result<RemainingLease, SettleError> {
+        let extend = Extend { receipt: delivery.receipt.clone(), lease_ms, own_lease: false };
+        self.store.extend(&self.queue, vec![extend]).await.unwrap().remove(0)
+    }
+
+    fn figures(&self) -> DeliveryFigures {
+        self.store.observer().figures(&self.queue)
+    }
+
+    /// Deliveries that are remembered, and messages whose latest delivery is.
+    fn remembered(&self) -> (usize, usize) {
+        let state = self.store.observer().state();
+        (state.given.len(), state.latest.len())
+    }
+}
+
+fn config() -> QueueConfig {
+    let retry = hapax_core::policy::RetryPolicy::exponential(0, 0);
+    QueueConfig { lease_ms: 1_000, retry, ..QueueConfig::default() }
+}
+
+fn fifo() -> QueueConfig {
+    let retry = hapax_core::policy::RetryPolicy::exponential(0, 0);
+    QueueConfig { lease_ms: 1_000, retry, ..QueueConfig::fifo() }
+}
+
+fn in_group(body: &'static str) -> NewMessage {
+    NewMessage::new(body).group(GroupId::new("g").unwrap()).dedup(DedupId::new(body).unwrap())
+}
+
+#[tokio::test]
+async fn late_settles_leave_nothing_in_memory() {
+    let rig = Rig::new(config()).await;
+    rig.send(vec![NewMessage::new("a"), NewMessage::new("b"), NewMessage::new("c")]).await;
+    let got = rig.receive(10).await;
+    assert_eq!(rig.remembered(), (3, 3));
+    // Another process has the first message meanwhile, and the others are purged.
+    rig.clock.advance_ms(1_500);
+    let receive = Receive { max: 1, wait_ms: Some(0), ..Receive::default() };
+    let elsewhere = rig.inner.receive(&rig.queue, receive).await.unwrap().remove(0);
+    let stale = got.iter().find(|delivery| delivery.id == elsewhere.id).unwrap();
+    assert_eq!(rig.settle(stale, Settlement::Ack).await, Err(SettleError::Stale));
+    rig.inner.purge(&rig.queue).await.unwrap();
+    for delivery in got.iter().filter(|delivery| delivery.id != elsewhere.id) {
+        assert_eq!(rig.settle(delivery, Settlement::Ack).await, Err(SettleError::Gone));
+    }
+    assert_eq!(rig.remembered(), (0, 0));
+    assert_eq!(rig.figures().late, 3);
+}
+
+#[tokio::test]
+async fn an_extension_that_asks_for_too_much_is_not_late() {
+    let rig = Rig::new(config()).await;
+    rig.send(vec![NewMessage::new("a")]).await;
+    let got = rig.receive(1).await.remove(0);
+    let refused = rig.extend(&got, 13 * 3_600_000).await;
+    assert!(matches!(refused, Err(SettleError::LeaseTooLong { .. })), "{refused:?}");
+    assert_eq!(rig.figures().late, 0);
+    assert_eq!(rig.settle(&got, Settlement::Ack).await, Ok(Settled::Acked));
+    assert_eq!(rig.remembered(), (0, 0));
+    let seen = rig.store.observer().window(&rig.queue).unwrap();
+    assert_eq!((seen.held_count, seen.late), (1, 0), "the ack counts");
+}
+
+#[tokio::test]
+async fn a_delivery_whose_settle_came_too_late_was_not_given_back() {
+    let rig = Rig::new(fifo()).await;
+    rig.send(vec![in_group("a")]).await;
+    let got = rig.receive(1).await.remove(0);
+    rig.clock.advance_ms(1_500);
+    for _ in 0..2 {
+        assert_eq!(rig.settle(&got, Settlement::Ack).await, Err(SettleError::Expired));
+    }
+    assert_eq!(rig.figures().late, 1, "a repeated call is the same late settle");
+    assert_eq!(rig.receive(1).await.remove(0).deliveries, 2);
+    // Waits until the causes are looked up.
+    rig.store.write_history().await;
+    let figures = rig.figures();
+    assert_eq!((figures.repeated_after_expiry, figures.repeated_after_return), (1, 0), "{figures:?}");
+    let life = rig.store.observer().life(&Subject::Message(got.id)).unwrap();
+    let events: Vec<_> = life.moments.iter().map(|moment| &moment.event).collect();
+    assert!(
+        matches!(
+            events[..],
+            [
+                Event::Delivered { delivery: 1, .. },
+                Event::Expired { delivery: 1, .. },
+                Event::Refused { delivery: 1, .. },
+                Event::Delivered { delivery: 2, .. },
+            ]
+        ),
+        "{events:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_delivery_elsewhere_is_not_taken_for_one_that_was_given_back() {
+    let rig = Rig::new(fifo()).await;
+    rig.send(vec![in_group("a")]).await;
+    // The copy is suppressed, and so the message has a life here.
+    rig.send(vec![in_group("a")]).await;
+    let receive = Receive { max: 1, wait_ms: Some(0), ..Receive::default() };
+    assert_eq!(rig.inner.receive(&rig.queue, receive).await.unwrap().len(), 1);
+    rig.clock.advance_ms(1_500);
+    assert_eq!(rig.receive(1).await.remove(0).deliveries, 2);
+    rig.store.write_history().await;
+    let figures = rig.figures();
+    assert_eq!((figures.repeated_after_expiry, figures.repeated_after_return), (1, 0), "{figures:?}");
+}
+
+#[tokio::test]
+async fn long_errors_are_shortened() {
+    let rig = Rig::new(config()).await;
+    rig.send(vec![NewMessage::new("a")]).await;
+    let got = rig.receive(1).await.remove(0);
+    let error = Some("é".repeat(1_000_000));
+    rig.settle(&got, Settlement::Retry { after_ms: Some(0), error }).await.unwrap();
+    let life = rig.store.observer().life(&Subject::Message(got.id)).unwrap();
+    let Some(Event::Returned { error: Some(error), .. }) = life.moments.back().map(|moment| &moment.event)
+    else {
+        panic!("{life:?}");
+    };
+    assert_eq!(*error, format!("{}…", "é".repeat(ERROR_BYTES_MAX / 2)));
+    // The store's record of the attempt is longer; it is looked up after the next one.
+    let receive = Receive { max: 1, wait_ms: Some(0), ..Receive::default() };
+    assert_eq!(rig.inner.receive(&rig.queue, receive).await.unwrap().len(), 1);
+    rig.clock.advance_ms(1_500);
+    assert_eq!(rig.receive(1).await.remove(0).deliveries, 3);
+    rig.store.write_history().await;
+    let life = rig.store.observer().life(&Subject::Message(got.id)).unwrap();
+    assert_eq!(life.record[0].error.as_ref(), Some(error), "{life:?}");
+}
