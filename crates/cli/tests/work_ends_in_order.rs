@@ -291,3 +291,15 @@ fn output_has_a_prefix_and_the_end_a_summary() {
     let quiet = server.run(&["work", "jobs", "--until-empty", "--quiet", "--", "sh", "-c", script]);
     assert!(!quiet.stderr.contains(" | "), "{}", quiet.stderr);
 }
+
+#[test]
+fn the_summary_tells_what_died() {
+    let server = Server::start();
+    server
+        .run(&["queue", "create", "jobs", "--dead-letters", "--max-attempts", "2", "--retry-base", "0s"])
+        .ok();
+    server.run(&["send", "jobs", "x"]).ok();
+    let failed = server.run(&["work", "jobs", "--until-empty", "--quiet", "--", "sh", "-c", "exit 7"]);
+    let last = failed.stderr.lines().last().unwrap();
+    assert!(last.starts_with("2 deliveries in ") && last.ends_with(": 1 retried, 1 dead"), "{last}");
+}

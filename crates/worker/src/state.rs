@@ -378,6 +378,9 @@ impl WorkerState {
         settled: Option<Settled>,
         error: Option<String>,
     ) {
+        if let (Settlement::Retry { .. }, Some(Settled::Dead | Settled::Parked)) = (settlement, settled) {
+            self.stats.died.add();
+        }
         let ran = job.began.load(Ordering::SeqCst);
         if let Some(on_settled) = &self.on_settled {
             let held = Duration::from_micros(self.timer().now_us().saturating_sub(job.received_us));

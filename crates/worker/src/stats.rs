@@ -30,8 +30,10 @@ hapax_core::process_counters! {
     delivered,
     /// Handler runs that succeeded.
     done,
-    /// Deliveries returned for another attempt.
+    /// Deliveries returned for another attempt, with those whose message had none left.
     retried,
+    /// Of these, deliveries whose message had no attempt left: it went to the dead letters, or was parked.
+    died,
     /// Deliveries rejected by the handler, or because of a body that cannot be parsed or a reused key.
     rejected,
     /// Duplicates that got the recorded outcome; their handler did not run.

@@ -79,7 +79,8 @@ pub fn summary(counts: &Counts, took: Duration) -> String {
     let parts = [
         (counts.done, "done"),
         (counts.replayed, "replayed"),
-        (counts.retried, "retried"),
+        (counts.retried.saturating_sub(counts.died), "retried"),
+        (counts.died, "dead"),
         (counts.deferred, "deferred"),
         (counts.rejected, "rejected"),
         (counts.parked, "parked"),
