@@ -323,3 +323,17 @@ fn an_outage_is_not_reported_as_not_allowed() {
     assert!(done.stdout.contains(expected) && done.stdout.contains("overloaded"), "{done:?}");
     assert!(!done.stdout.contains("not allowed"), "{done:?}");
 }
+
+#[test]
+fn the_queues_of_our_own_examples_are_sound() {
+    let server = Server::start();
+    let help = server.run(&["queue", "create", "--help"]).ok();
+    let examples: Vec<_> = help.lines().filter_map(|line| line.strip_prefix("  hapax ")).collect();
+    assert!(examples.len() > 3, "{help}");
+    for example in &examples {
+        server.run(&example.split_whitespace().collect::<Vec<_>>()).ok();
+    }
+    let said = server.run(&["doctor"]).ok();
+    let queues: Vec<_> = said.lines().filter(|line| line.starts_with("queue ")).collect();
+    assert!(queues.len() >= examples.len() && queues.iter().all(|line| line.ends_with("\tsound")), "{said}");
+}

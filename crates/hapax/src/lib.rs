@@ -15,6 +15,7 @@
 //! | `client` | no | a Hapax server as the store: `http://HOST:PORT`, `https://HOST:PORT` |
 //! | `sqlite` | no | `transactional` handlers, whose effect is a write to your own SQLite file |
 //! | `http` | no | the Idempotency-Key layer for axum and other tower services: `hapax::http` |
+//! | `relay` | no | publishes the messages of an outbox in PostgreSQL or SQLite: `hapax::relay` |
 //!
 //! Open a store by its URL, name a queue and its message type, send and receive:
 //!

@@ -46,7 +46,8 @@ Examples:
   hapax queue create emails --dead-letters
   hapax queue create charges --dead-letters --tier effectively-once --key-pointer /order --lease 2m
   hapax queue create orders.fifo --dead-letters --dedup-content
-  hapax queue create urgent --dead-letter emails-dead --max-attempts 5")]
+  hapax queue create failed --retention 14d
+  hapax queue create urgent --dead-letter failed --max-attempts 5")]
     Create {
         /// Its name.
         queue: QueueName,
