@@ -135,7 +135,9 @@ impl ObservedStore {
         let (runtime, permit) =
             (tokio::runtime::Handle::try_current(), self.lookups.clone().try_acquire_owned());
         let (Ok(runtime), Ok(permit)) = (runtime, permit) else {
-            repeats.into_iter().for_each(|repeat| self.observer.explained(queue, repeat, None));
+            for repeat in repeats {
+                self.observer.explained(queue, repeat, None);
+            }
             return;
         };
         let (inner, observer, queue) = (Arc::downgrade(&self.inner), self.observer.clone(), queue.clone());

@@ -660,7 +660,7 @@ impl State {
     fn settled_elsewhere(&mut self, queue: &QueueName, now_ms: u64, asked: &SettleSummary, settled: Settled) {
         match (settled, &asked.settlement) {
             (Settled::Dead, SettlementKind::Failed(error)) => {
-                self.queue(queue).died(now_ms, error.as_deref())
+                self.queue(queue).died(now_ms, error.as_deref());
             }
             (Settled::Dead, _) => self.queue(queue).died(now_ms, None),
             (Settled::Parked, _) => self.queue(queue).figures.parked += 1,
