@@ -58,6 +58,10 @@ const INBOX: &[Script] = &[
 ];
 const COPY: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0006_copy.sql"))];
 const OUTBOX: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0007_outbox.sql"))];
+const SHORT_TRANSACTIONS: &[Script] = &[
+    Script::StandardOnly(include_str!("../migrations/0008_settled.sql")),
+    Script::Both(include_str!("../migrations/0008_short_transactions.sql")),
+];
 
 /// Every migration, in order. A released one is never changed.
 const MIGRATIONS: &[Migration] = &[
@@ -69,6 +73,7 @@ const MIGRATIONS: &[Migration] = &[
     // A program that does not know of closed queues would accept messages that the copy does not have.
     Migration { version: 6, name: "copy", scripts: COPY, readers_from: 6 },
     Migration { version: 7, name: "outbox", scripts: OUTBOX, readers_from: 1 },
+    Migration { version: 8, name: "short transactions", scripts: SHORT_TRANSACTIONS, readers_from: 1 },
 ];
 
 /// The version of the schema that this program makes.

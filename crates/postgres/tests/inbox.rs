@@ -63,6 +63,7 @@ fn main() -> std::process::ExitCode {
         the_program_and_sql_compute_the_same_id,
         an_entry_of_the_ledger_is_met,
         an_entered_key_without_an_outcome_is_not_committed,
+        each_entered_key_needs_its_outcome,
         a_handler_that_rolls_back_its_transaction_is_detected,
         nested_savepoints_work,
         any_key_and_outcome_can_be_entered_and_completed,
@@ -235,6 +236,45 @@ async fn an_entered_key_without_an_outcome_is_not_committed(server: &'static Ser
     assert!(matches!(&refused, InboxError::EndedByHandler(why) if why.contains("order-1")), "{refused}");
     assert_eq!(count(&mut database.connect().await).await, 0);
     assert_eq!(lookup(&inbox, &entry("order-1")).await, InboxLookup::Fresh);
+}
+
+/// The check at the commit remembers the key that was recorded last, and looks the others up.
+async fn each_entered_key_needs_its_outcome(server: &'static Server) {
+    let (database, _store, _) = site(server).await;
+    let mut db = database.connect().await;
+    for (number, (steps, missing)) in [
+        ("enter a, enter b, record b", Some('a')),
+        ("enter a, enter b, record b, record a", None),
+        ("enter a, enter b, record a, record b", None),
+        ("enter a, SAVEPOINT s, record a, ROLLBACK TO s", Some('a')),
+        ("enter a, SAVEPOINT s, record a, ROLLBACK TO s, record a", None),
+        ("enter a, record a, SAVEPOINT s, enter b, ROLLBACK TO s", None),
+        ("enter a, record a, SAVEPOINT s, enter b, RELEASE s", Some('b')),
+        ("enter a, record a, RESET ALL", None),
+        ("enter a, RESET ALL", Some('a')),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        db.execute("BEGIN").await.unwrap();
+        for step in steps.split(", ") {
+            let sql = match step.split_once(' ') {
+                Some(("enter", key)) => format!("SELECT hapax.enter('s', '{key}{number}')"),
+                Some(("record", key)) => format!("SELECT hapax.record('s', '{key}{number}', '1')"),
+                _ => step.to_owned(),
+            };
+            db.execute(sql.as_str()).await.unwrap();
+        }
+        match (db.execute("COMMIT").await, missing) {
+            (Ok(_), None) => {}
+            (Err(refused), Some(key)) => {
+                assert!(refused.to_string().contains(&format!("'{key}{number}'")), "{steps}: {refused}");
+            }
+            (ended, _) => panic!("{steps}: {ended:?}"),
+        }
+    }
+    let open = "SELECT count(*) FROM hapax.ledger_entry WHERE stage = 4";
+    assert_eq!(sqlx::query_scalar::<_, i64>(open).fetch_one(&mut db).await.unwrap(), 0);
 }
 
 async fn a_handler_that_rolls_back_its_transaction_is_detected(server: &'static Server) {

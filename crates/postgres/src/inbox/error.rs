@@ -61,6 +61,11 @@ pub(super) fn at_commit(error: sqlx::Error) -> InboxError {
     }
 }
 
+/// Another transaction has held a lock for longer than `lock_timeout`.
+pub(super) fn is_lock_timeout(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(sqlx::error::DatabaseError::code).as_deref() == Some("55P03")
+}
+
 /// Whether a handler's error says that its transaction lost against another one. The text is PostgreSQL's, in English; with
 /// messages in another language the run is retried by the queue's policy instead.
 pub(super) fn lost(error: &str) -> bool {

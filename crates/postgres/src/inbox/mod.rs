@@ -1,7 +1,8 @@
 //! The transactional seam: entries of the ledger that are made in the user's own transactions, and deliveries that end in
 //! them.
 //!
-//! The SQL functions `hapax.enter`, `hapax.record` and `hapax.q_settle` do the work (`migrations/0005_*.sql`). This module
+//! The SQL functions `hapax.enter`, `hapax.record` and `hapax.q_settle` do the work (`migrations/0005_*.sql`), and `hapax.tx_enter`
+//! and `hapax.tx_record` for the usual case at READ COMMITTED (`migrations/0008_*.sql`). This module
 //! owns the connections of the transactions, says what their errors mean, and keeps duplicates of a key within one process
 //! off the database while the first one runs.
 //!
@@ -32,7 +33,7 @@ use crate::pool::{Pool, Taken};
 use crate::pooled;
 use crate::queues::Ending;
 pub(crate) use error::before_commit;
-use error::{after_handler, at_commit, lost};
+use error::{after_handler, at_commit, is_lock_timeout, lost};
 use keys::{KeyGuard, Keys};
 
 /// A longer value is sent apart from the text of its statement, which the server logs when the statement fails.
@@ -151,8 +152,8 @@ struct Inner {
     keys: Arc<Keys>,
     options: InboxOptions,
     begin: String,
-    /// Statements that set the bounds of a transaction.
-    prepare: String,
+    /// Sets the bounds of a transaction, where the session does not have them.
+    bounds: String,
 }
 
 impl Drop for Inner {
@@ -183,15 +184,13 @@ impl PostgresInbox {
     pub fn with_options(store: &PostgresStore, options: InboxOptions) -> Result<Self, UrlError> {
         options.check()?;
         let pool = store.base.pool.sibling(options.transactions_max, "hapax-inbox");
-        // Behind a pooler the session is not ours, and others have left their statements in it.
-        let pooled = if store.base.options.pooler { pooled::clean_up("") + "; " } else { String::new() };
         let (idle_ms, statement_ms) = (options.idle_max.as_millis(), options.statement_max.as_millis());
         let begin = format!("BEGIN ISOLATION LEVEL {} READ WRITE; ", options.isolation.sql());
-        let prepare = format!(
+        let bounds = format!(
             "SET LOCAL idle_in_transaction_session_timeout = {idle_ms}; \
-             SET LOCAL statement_timeout = {statement_ms}; SET LOCAL lock_timeout = 0; {pooled}"
+             SET LOCAL statement_timeout = {statement_ms}; SET LOCAL lock_timeout = 0; "
         );
-        let inner = Inner { store: store.clone(), pool, keys: Arc::default(), options, begin, prepare };
+        let inner = Inner { store: store.clone(), pool, keys: Arc::default(), options, begin, bounds };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -232,26 +231,53 @@ impl PostgresInbox {
         self.inner.options.isolation == Isolation::ReadCommitted
     }
 
-    /// Begins a transaction on a connection, and enters the key if that is to happen at once.
+    /// Begins a transaction on a connection, and enters the key if that is to happen at once. A transaction that waited for the
+    /// key in vain can only be rolled back.
     async fn begin_on(
         &self,
         db: &mut PgConnection,
         entry: &InboxEntry,
     ) -> Result<Option<InboxLookup>, InboxError> {
-        let Inner { begin, prepare, options, .. } = &*self.inner;
-        let mut sql = String::with_capacity(1_024);
+        let Inner { begin, bounds, options, store, .. } = &*self.inner;
+        let pooler = store.base.options.pooler;
+        let mut sql = String::with_capacity(512);
         if PgTransactionManager::get_transaction_depth(db) == 0 {
             // The first transaction of a connection.
+            if !pooler {
+                let session = bounds.replace("SET LOCAL ", "SET ");
+                db.execute(sqlx::raw_sql(&session)).await.map_err(before_commit)?;
+            }
             PgTransactionManager::begin(db, Some(begin.clone().into())).await.map_err(before_commit)?;
         } else {
             sql.push_str(begin);
         }
-        sql.push_str(prepare);
-        if self.has_short_form() {
-            script::push_enter(&mut sql, entry, options.lock_wait.as_millis());
+        if pooler {
+            // The session is not ours, and others have left their statements in it.
+            sql.push_str(bounds);
+            sql.push_str(&pooled::clean_up(""));
+            sql.push_str("; ");
         }
-        let rows = db.fetch_all(sqlx::raw_sql(&sql)).await.map_err(before_commit)?;
-        rows.last().map(found).transpose()
+        let wait_ms = options.lock_wait.as_millis();
+        if self.has_short_form() {
+            script::push_enter(&mut sql, entry, wait_ms);
+        }
+        if sql.is_empty() {
+            return Ok(None);
+        }
+        let entered = match db.fetch_all(sqlx::raw_sql(&sql)).await {
+            Ok(rows) => {
+                rows.last().map(|row| row.try_get::<bool, _>(0)).transpose().map_err(before_commit)?
+            }
+            Err(error) if is_lock_timeout(&error) => {
+                return Ok(Some(InboxLookup::InProgress { retry_after_ms: wait_ms as u64 }));
+            }
+            Err(error) => return Err(before_commit(error)),
+        };
+        match entered {
+            None => Ok(None),
+            Some(true) => Ok(Some(InboxLookup::Fresh)),
+            Some(false) => self.enter_on(db, entry).await.map(Some),
+        }
     }
 
     /// Both in one statement. `false`: another store made the receipt, and there is nothing to settle.

@@ -3,7 +3,13 @@
 
 use std::fmt::Write as _;
 
-use hapax_core::{InboxEntry, Json, RecordedOutcome};
+use hapax_core::{InboxEntry, RecordedOutcome};
+
+use crate::ledger::hash_of;
+
+/// As `hapax.record` bounds it: one second to 366 days.
+const TTL_MS_MIN: u64 = 1_000;
+const TTL_MS_MAX: u64 = 31_622_400_000;
 
 /// A text as a literal. The form with `E` means the same whatever `standard_conforming_strings` is; the encoding of our
 /// connections is UTF-8, in which no part of a character looks like a quote or a backslash.
@@ -20,14 +26,23 @@ fn push_literal(sql: &mut String, text: &str) {
     sql.push('\'');
 }
 
-/// Enters a key.
-pub(super) fn push_enter(sql: &mut String, entry: &InboxEntry, wait_ms: u128) {
-    sql.push_str("SELECT state, outcome, failed, omitted_bytes, since_ms, retry_ms FROM hapax.enter(");
-    for text in [entry.id.scope.as_str(), entry.id.key.as_str(), entry.fingerprint.as_str()] {
-        push_literal(sql, text);
-        sql.push_str(", ");
+fn push_id(sql: &mut String, entry: &InboxEntry) {
+    sql.push_str("E'\\\\x");
+    for byte in hash_of(&entry.id) {
+        let _ = write!(sql, "{byte:02x}");
     }
-    let _ = write!(sql, "{wait_ms})");
+    sql.push('\'');
+}
+
+/// Enters a key without an entry: one row, with `true` if that was done.
+pub(super) fn push_enter(sql: &mut String, entry: &InboxEntry, wait_ms: u128) {
+    sql.push_str("SELECT hapax.tx_enter(");
+    push_id(sql, entry);
+    for text in [entry.id.scope.as_str(), entry.id.key.as_str(), entry.fingerprint.as_str()] {
+        sql.push_str(", ");
+        push_literal(sql, text);
+    }
+    let _ = write!(sql, ", '{wait_ms}')");
 }
 
 /// Records an outcome and ends a delivery, with the numbers of `hapax.q_settle`, then commits.
@@ -37,17 +52,20 @@ pub(super) fn complete(
     ttl_ms: u64,
     delivery: Option<(i32, i64, i64)>,
 ) -> String {
-    let mut sql = String::from("SELECT hapax.record(");
-    push_literal(&mut sql, entry.id.scope.as_str());
-    sql.push_str(", ");
-    push_literal(&mut sql, entry.id.key.as_str());
+    let mut sql = String::with_capacity(256);
+    sql.push_str("SELECT hapax.tx_record(");
+    push_id(&mut sql, entry);
     sql.push_str(", ");
     match &outcome.value {
-        Some(value) => push_literal(&mut sql, Json::as_str(value)),
+        Some(value) => push_literal(&mut sql, value.as_str()),
         None => sql.push_str("NULL"),
     }
-    let ttl_ms = i64::try_from(ttl_ms).unwrap_or(i64::MAX);
-    let _ = write!(sql, ", {ttl_ms}, {})", outcome.failed);
+    match outcome.omitted_bytes {
+        Some(bytes) => drop(write!(sql, ", {bytes}")),
+        None => sql.push_str(", NULL"),
+    }
+    let (ttl_ms, stage) = (ttl_ms.clamp(TTL_MS_MIN, TTL_MS_MAX), if outcome.failed { 3 } else { 2 });
+    let _ = write!(sql, ", {ttl_ms}, {stage})");
     if let Some((queue_id, seq, fence)) = delivery {
         let _ = write!(sql, ", hapax.q_settle({queue_id}, {seq}, {fence})");
     }
