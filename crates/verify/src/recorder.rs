@@ -188,14 +188,22 @@ impl Recorder {
     async fn pay(&self, pay: Pay) -> anyhow::Result<Paid> {
         let workload = Workload::named(&pay.workload).context("no such workload")?;
         tokio::time::sleep(Duration::from_millis(fastrand::u64(BANK_MS))).await;
-        let paid = self.state().pay(&workload, &pay);
+        let paid = self.pay_and_record(&workload, pay)?;
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(BANK_MS))).await;
+        Ok(paid)
+    }
+
+    /// The history has the calls in the order in which the bank got them: the writer is held from before the effect. Otherwise
+    /// a call that follows from this one could be recorded first, and the checker would see a wrong order.
+    fn pay_and_record(&self, workload: &Workload, pay: Pay) -> anyhow::Result<Paid> {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let paid = self.state().pay(workload, &pay);
         let Pay {
             who, workload, payment: Payment { id, account, number }, fence, deliveries, takeover, ..
         } = pay;
         let Paid { effect, receipt } = paid;
         let act = Act::Call { id, account, number, fence, deliveries, takeover, effect, receipt };
-        self.append(vec![NewEvent { who, workload, act }])?;
-        tokio::time::sleep(Duration::from_millis(fastrand::u64(BANK_MS))).await;
+        writer.append([NewEvent { who, workload, act }])?;
         Ok(paid)
     }
 
@@ -369,5 +377,46 @@ impl Reporter {
     /// The figures of the run so far.
     pub async fn counts(&self) -> anyhow::Result<Counts> {
         self.caller.call("/counts", &()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_recorded_in_the_order_of_their_effects() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("history");
+        let recorder =
+            Recorder { writer: Mutex::new(Writer::create(&path).unwrap()), state: Mutex::default() };
+        let payments = Workload::named("payments").unwrap();
+        assert_eq!(payments.bank, Bank::Keyed);
+        let pay = |number: u64| Pay {
+            who: "worker-1".into(),
+            workload: payments.name.into(),
+            payment: Payment::new("account1", number),
+            key: number.to_string(),
+            fence: 1,
+            deliveries: 1,
+            takeover: false,
+        };
+        // Every thread calls for each payment: the first call moves the money, and the others find it moved.
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    (0..2_000).for_each(|number| drop(recorder.pay_and_record(&payments, pay(number))))
+                });
+            }
+        });
+        let mut moved = HashSet::new();
+        for event in crate::history::read(&path).unwrap() {
+            let Act::Call { id, effect, .. } = event.event.act else { panic!("{event:?}") };
+            match effect {
+                Effect::Moved => assert!(moved.insert(id)),
+                _ => assert!(moved.contains(&id), "{id} was known before it was moved"),
+            }
+        }
+        assert_eq!(moved.len(), 2_000);
     }
 }
