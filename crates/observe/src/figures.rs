@@ -8,8 +8,10 @@ use hapax_core::policy::tier::{CommonError, ObservedQueue};
 pub const WINDOW_MS: u64 = 10 * MINUTE_MS;
 const MINUTE_MS: u64 = 60_000;
 const MINUTES: usize = 10;
-/// Maximum numbers of names that are told apart in one queue; further ones are not counted by name.
+/// Maximum number of consumers that are told apart in one queue; further ones are not counted by name.
 const NAMES_MAX: usize = 1_000;
+/// The same for groups and for errors, of each minute. What is frequent comes among the first.
+const MINUTE_NAMES_MAX: usize = 200;
 /// From this number of settles on, older ones count half.
 const HELD_MAX: u32 = 2_048;
 
@@ -232,7 +234,7 @@ fn most<'a>(counts: &HashMap<&'a str, u64>) -> Option<(&'a str, u64)> {
 fn count(names: &mut HashMap<String, u64>, name: &str) {
     if let Some(count) = names.get_mut(name) {
         *count += 1;
-    } else if names.len() < NAMES_MAX {
+    } else if names.len() < MINUTE_NAMES_MAX {
         names.insert(name.to_owned(), 1);
     }
 }
@@ -337,5 +339,19 @@ mod tests {
             (0..NAMES_MAX + 200).for_each(|number| queue.heard(now_ms, &number.to_string()));
         }
         assert_eq!(queue.figures.consumers_started, NAMES_MAX as u64);
+    }
+
+    #[test]
+    fn names_of_a_minute_are_bounded_and_a_hot_group_is_found() {
+        let mut queue = QueueFigures::default();
+        for number in 0..10_000 {
+            let cold = number.to_string();
+            queue.delivered(0, 1_000, Some(if number % 2 == 0 { "hot" } else { &cold }));
+            queue.died(0, Some(&cold));
+        }
+        let minute = &queue.minutes[0];
+        assert_eq!((minute.groups.len(), minute.errors.len()), (MINUTE_NAMES_MAX, MINUTE_NAMES_MAX));
+        let seen = queue.window(0);
+        assert_eq!((seen.hot_group.as_deref(), seen.hot_group_delivered), (Some("hot"), 5_000));
     }
 }

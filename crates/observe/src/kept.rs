@@ -35,7 +35,7 @@ fn name_of(subject: &Subject) -> DocumentName {
     DocumentName::new(format!("{PREFIX}{slot:02}")).expect("digits are valid in a name")
 }
 
-/// Writes what the observer has not written yet. What cannot be written is counted, and stays in memory.
+/// Writes a part of what the observer has not written yet. What cannot be written is counted, and stays in memory.
 pub async fn write(store: &(impl Documents + ?Sized), observer: &Observer) {
     let mut by_document: HashMap<DocumentName, Vec<Life>> = HashMap::new();
     for life in observer.take_unwritten() {

@@ -5,7 +5,7 @@
 //! | what | where | bounded by |
 //! |---|---|---|
 //! | figures of each queue: redeliveries by cause, late settles, how long deliveries are held | [`figures`] | 10,000 queues |
-//! | the *life* of each message and key to which something happened: delivered again, replayed, refused, parked, dead | [`life`] | 20,000 lives, 50 events each |
+//! | the *life* of each message and key to which something happened: delivered again, replayed, refused, parked, dead | [`life`] | 20,000 lives, 50 events each, 200,000 in all |
 //!
 //! Lives are also written to the store's documents (`history/…`, [`kept`]), where other processes find them: at most 64
 //! documents of 48 KiB, those with the oldest events dropped first, and nothing older than seven days. A message that was

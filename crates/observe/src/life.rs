@@ -233,6 +233,11 @@ impl Life {
         self.left_out = total - self.moments.len() as u64;
     }
 
+    /// Its events in memory, with those that are on record.
+    pub(crate) fn kept_events(&self) -> usize {
+        self.moments.len() + self.record.len()
+    }
+
     /// Its events, with those that are left out.
     fn total(&self) -> u64 {
         self.moments.len() as u64 + self.left_out

@@ -25,6 +25,8 @@ use crate::trace::{SpanContext, TRACEPARENT, Tracer, now_ns};
 const WRITE_INTERVAL_MS: u64 = 2_000;
 /// Number of receives whose repeated messages are looked up at the same time. Beyond it a cause stays unknown.
 const LOOKUPS_MAX: u32 = 16;
+/// All lives in memory are written in this number of parts; what happens meanwhile may need more.
+const PARTS_MAX: usize = 40;
 /// Every queue accepts messages of this size: no queue has a lower limit.
 const EVERY_QUEUE_BYTES: u64 = 1_024;
 
@@ -100,7 +102,11 @@ impl ObservedStore {
     /// Writes what is not written yet to the store's documents, once all causes are looked up.
     pub async fn write_history(&self) {
         let _all = self.lookups.acquire_many(LOOKUPS_MAX).await;
-        kept::write(self.inner.as_ref(), &self.observer).await;
+        let mut parts = 0;
+        while self.observer.has_unwritten() && parts < PARTS_MAX {
+            kept::write(self.inner.as_ref(), &self.observer).await;
+            parts += 1;
+        }
     }
 
     /// Writes in a task of its own, if it is time.

@@ -20,6 +20,12 @@ use crate::trace::SpanContext;
 
 /// Maximum number of lives in memory.
 const LIVES_MAX: usize = 20_000;
+/// Maximum number of events of all lives in memory, looked at after each [`LOOK_EVERY`] events. In a long outage every
+/// message that waits has a long life.
+const EVENTS_TOTAL_MAX: usize = 200_000;
+const LOOK_EVERY: usize = 256;
+/// Lives that are copied at a time to be written: every call waits meanwhile.
+const COPIED_MAX: usize = 1_000;
 /// Maximum number of deliveries that are remembered until they are settled.
 const GIVEN_MAX: usize = 100_000;
 /// Maximum number of queues with figures of their own.
@@ -71,6 +77,8 @@ struct State {
     latest: HashMap<u128, u64, FixedState>,
     lives: HashMap<Subject, Life>,
     lives_order: VecDeque<Subject>,
+    /// Events since all of them were last counted.
+    uncounted: usize,
     /// Lives that changed since they were last written to the store.
     unwritten: HashSet<Subject>,
     acked: u64,
@@ -172,10 +180,13 @@ impl Observer {
         state.lives.values().filter(has).cloned().collect()
     }
 
-    /// Lives that are to be written to the store; they count as written until told otherwise.
+    /// Some of the lives that are to be written to the store; they count as written until told otherwise.
     pub(crate) fn take_unwritten(&self) -> Vec<Life> {
         let mut state = self.state();
-        let subjects = std::mem::take(&mut state.unwritten);
+        let subjects: Vec<Subject> = state.unwritten.iter().take(COPIED_MAX).cloned().collect();
+        for subject in &subjects {
+            state.unwritten.remove(subject);
+        }
         subjects.iter().filter_map(|subject| state.lives.get(subject).cloned()).collect()
     }
 
@@ -451,18 +462,37 @@ impl State {
 
     /// The life of a subject, made if there is none; it is to be written.
     fn life(&mut self, subject: &Subject, queue: Option<&QueueName>) -> &mut Life {
+        self.uncounted += 1;
+        if self.uncounted >= LOOK_EVERY {
+            self.uncounted = 0;
+            self.trim_events();
+        }
         if !self.lives.contains_key(subject) {
-            while self.lives.len() >= LIVES_MAX
-                && let Some(oldest) = self.lives_order.pop_front()
-            {
-                self.history.dropped += u64::from(self.lives.remove(&oldest).is_some());
-                self.unwritten.remove(&oldest);
-            }
+            while self.lives.len() >= LIVES_MAX && self.drop_oldest_life().is_some() {}
             self.lives_order.push_back(subject.clone());
             self.lives.insert(subject.clone(), Life::new(subject.clone(), queue.cloned()));
         }
         self.unwritten.insert(subject.clone());
         self.lives.get_mut(subject).expect("it was inserted if it was missing")
+    }
+
+    /// Drops the oldest lives until the events of the others are few enough.
+    fn trim_events(&mut self) {
+        let mut events: usize = self.lives.values().map(Life::kept_events).sum();
+        while events > EVENTS_TOTAL_MAX
+            && let Some(dropped) = self.drop_oldest_life()
+        {
+            events -= dropped;
+        }
+    }
+
+    /// Drops the oldest life; gives the number of its events.
+    fn drop_oldest_life(&mut self) -> Option<usize> {
+        let oldest = self.lives_order.pop_front()?;
+        let Some(life) = self.lives.remove(&oldest) else { return Some(0) };
+        self.history.dropped += 1;
+        self.unwritten.remove(&oldest);
+        Some(life.kept_events())
     }
 
     /// The life of a delivered message. A new one begins with the delivery.
@@ -579,7 +609,9 @@ impl State {
             (Some(FailureCause::Expired), Some(earlier)) => self.expired(queue, at_ms, earlier),
             (Some(FailureCause::Expired), None) => {
                 let consumer = failed.and_then(|failed| failed.consumer.as_deref());
-                self.queue(queue).expired(at_ms, at_ms, consumer);
+                // When it was delivered is not known here: a consumer that was heard of since its lease ended is there.
+                let ended_ms = failed.map_or(at_ms, |failed| failed.at_ms);
+                self.queue(queue).expired(at_ms, ended_ms, consumer);
             }
             (Some(_), _) => self.queue(queue).figures.repeated_after_return += 1,
             // Nothing is on record, for example because the message was settled meanwhile: then time tells.

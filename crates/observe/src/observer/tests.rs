@@ -178,3 +178,35 @@ async fn long_errors_are_shortened() {
     let life = rig.store.observer().life(&Subject::Message(got.id)).unwrap();
     assert_eq!(life.record[0].error.as_ref(), Some(error), "{life:?}");
 }
+
+#[test]
+fn lives_that_are_long_are_fewer() {
+    let mut state = State::default();
+    let lives = 2 * EVENTS_TOTAL_MAX / crate::life::EVENTS_MAX;
+    for number in 0..lives as u128 {
+        let subject = Subject::Message(MessageId(number));
+        for at_ms in 0..crate::life::EVENTS_MAX as u64 {
+            state.life(&subject, None).push(at_ms, Event::InProgress);
+        }
+    }
+    let events: usize = state.lives.values().map(Life::kept_events).sum();
+    assert!(events <= EVENTS_TOTAL_MAX + LOOK_EVERY, "{events}");
+    assert!(events > EVENTS_TOTAL_MAX / 2, "{events}");
+    assert_eq!(state.lives.len() as u64 + state.history.dropped, lives as u64);
+    assert_eq!(state.unwritten.len(), state.lives.len());
+    assert!(
+        state.lives.contains_key(&Subject::Message(MessageId(lives as u128 - 1))),
+        "the oldest were dropped"
+    );
+}
+
+#[test]
+fn lives_are_copied_in_parts() {
+    let observer = Observer::default();
+    for number in 0..2_500 {
+        observer.state().life(&Subject::Message(MessageId(number)), None).push(0, Event::InProgress);
+    }
+    let parts = [(); 4].map(|()| observer.take_unwritten().len());
+    assert_eq!(parts, [COPIED_MAX, COPIED_MAX, 500, 0]);
+    assert!(!observer.has_unwritten());
+}
