@@ -24,6 +24,7 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "postgres", package: "hapax-postgres", target: "postgres" },
     Bench { name: "redis", package: "hapax-redis", target: "redis" },
     Bench { name: "relay", package: "hapax-relay", target: "relay" },
+    Bench { name: "tiers", package: "hapax", target: "tiers" },
 ];
 
 /// Runs a benchmark without a time limit, because its duration is unknown, and in the foreground, so that an interrupt

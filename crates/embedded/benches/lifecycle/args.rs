@@ -21,10 +21,12 @@ pub struct Args {
     pub open: Option<PathBuf>,
     /// Measure nothing: run this many lifecycles, one at a time, for a profiler.
     pub count: Option<usize>,
+    /// With `count`: behind an observed store, with traces of one message in a hundred.
+    pub observed: bool,
 }
 
 const USAGE: &str = "use --quick, --markdown, --bytes 256,4096, --in-flight 1,10,100,1000, --depth 1000000, \
-                     --rounds 15, --ms 200, --count 1000";
+                     --rounds 15, --ms 200, --count 1000, --observed";
 
 impl Args {
     pub fn parse(args: impl Iterator<Item = String>) -> Result<Self, String> {
@@ -39,6 +41,7 @@ impl Args {
             folder: std::env::var_os("TMPDIR").map_or(default, PathBuf::from),
             open: None,
             count: None,
+            observed: false,
         };
         let mut args = args;
         while let Some(arg) = args.next() {
@@ -63,6 +66,7 @@ impl Args {
                 "--in-flight" => parsed.in_flight = numbers()?,
                 "--depth" => parsed.depth = numbers()?[0] as u64,
                 "--count" => parsed.count = Some(numbers()?[0]),
+                "--observed" => parsed.observed = true,
                 "--rounds" => parsed.rounds = numbers()?[0].max(1),
                 "--ms" => parsed.time = Duration::from_millis(numbers()?[0] as u64),
                 _ => return Err(format!("unknown argument {arg}; {USAGE}")),

@@ -63,7 +63,8 @@ fn main() {
     std::fs::create_dir_all(&args.folder).expect("the folder for benchmarks can be made");
     let folder = tempfile::Builder::new().prefix("lifecycle-").tempdir_in(&args.folder).expect("a folder");
     if let Some(count) = args.count {
-        return Ours::open(&runtime, folder.path(), args.bytes[0]).run(count);
+        let ours = Ours::open(&runtime, folder.path(), args.bytes[0]);
+        return if args.observed { ours.run_observed(count) } else { ours.run(count) };
     }
 
     let mut series = Vec::new();

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hapax_core::{NewMessage, QueueAdmin, QueueConfig, QueueName, QueueStore, Receive, Settle};
 use hapax_embedded::{Embedded, Options};
+use hapax_observe::ObservedStore;
+use hapax_observe::trace::Tracer;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
@@ -43,7 +45,20 @@ impl<'a> Ours<'a> {
     /// Runs this many lifecycles, one after the other.
     pub fn run(&self, count: usize) {
         let more = |done| done < count as u64;
-        self.runtime.block_on(lifecycles(&self.store, &self.queue, &self.body, more));
+        self.runtime.block_on(lifecycles(&*self.store, &self.queue, &self.body, more));
+    }
+
+    /// The same behind an observed store; one message in a hundred is traced, and its spans are dropped.
+    pub fn run_observed(&self, count: usize) {
+        let (tracer, mut spans) = Tracer::new(0.01);
+        let store = ObservedStore::new(self.store.clone()).only_process().traced(Arc::new(tracer));
+        let more = |done| done < count as u64;
+        self.runtime.block_on(async {
+            let dropping = tokio::spawn(async move { while spans.recv().await.is_some() {} });
+            lifecycles(&store, &self.queue, &self.body, more).await;
+            drop(store);
+            dropping.await.expect("it ends with the tracer");
+        });
     }
 
     pub fn ready(&self) -> u64 {
@@ -51,7 +66,12 @@ impl<'a> Ours<'a> {
     }
 }
 
-async fn lifecycles(store: &Embedded, queue: &QueueName, body: &Bytes, more: impl Fn(u64) -> bool) -> u64 {
+async fn lifecycles(
+    store: &impl QueueStore,
+    queue: &QueueName,
+    body: &Bytes,
+    more: impl Fn(u64) -> bool,
+) -> u64 {
     let mut done = 0;
     while more(done) {
         let sent = store.send(queue, vec![NewMessage::new(body.clone())]).await.expect("the store answers");
@@ -76,7 +96,7 @@ impl Contestant for Ours<'_> {
             for _ in 0..in_flight {
                 let (store, queue, body) = (self.store.clone(), self.queue.clone(), self.body.clone());
                 tasks.spawn(async move {
-                    lifecycles(&store, &queue, &body, |_| Instant::now() < start + time).await
+                    lifecycles(&*store, &queue, &body, |_| Instant::now() < start + time).await
                 });
             }
             tasks.join_all().await
