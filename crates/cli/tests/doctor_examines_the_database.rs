@@ -5,12 +5,16 @@ mod common;
 use std::io::{BufRead as _, BufReader, Write as _};
 
 use common::postgres::database;
-use common::{Done, Server, run};
-use hapax_faults::PostgresServer;
+use common::{Done, Server, hapax, run};
+use hapax_faults::{PostgresServer, Process};
 use serde_json::Value;
 use tempfile::tempdir;
 
-on_postgres![the_session_that_holds_xmin_is_named, tables_settings_privileges_and_clocks_are_examined,];
+on_postgres![
+    the_session_that_holds_xmin_is_named,
+    tables_settings_privileges_and_clocks_are_examined,
+    an_outbox_that_is_not_published_is_reported,
+];
 
 fn serve(url: &str) -> Server {
     Server::start_in(tempdir().unwrap(), &["--store", url, "--migrate"])
@@ -70,6 +74,38 @@ fn the_session_that_holds_xmin_is_named(postgres: &'static PostgresServer) {
         let found = found(&report, "xmin-held");
         assert!(!found.iter().any(|text| text.contains(&format!("session {pid} of "))), "{report}");
     }
+}
+
+/// `hapax doctor`, directly and through the server, and the server's own advice say it.
+fn an_outbox_that_is_not_published_is_reported(postgres: &'static PostgresServer) {
+    let (url, name) = database(postgres);
+    let server = serve(&url);
+    // A route is known once a relay of it has run.
+    let to = ["--to", &server.endpoint, "--queue", "orders"];
+    let mut command = hapax(&server.folder, &["relay", "--from", &url]);
+    let mut relay = Process::start(command.args(to)).unwrap();
+    let enqueue = "SELECT hapax.enqueue('orders.placed', 'order-7', 'seven'::text)";
+    postgres.sql(&name, enqueue).unwrap();
+    server.run(&["receive", "orders", "--wait", "20s", "--ack", "--json"]);
+    relay.kill();
+    postgres.sql(&name, enqueue).unwrap();
+    for report in reports(&server, &url) {
+        assert!(found(&report, "relay-lags").is_empty(), "{report}");
+    }
+    // It has waited for two minutes.
+    let older = "DO $$ BEGIN FOR i IN 0..63 LOOP FOR half IN 0..1 LOOP
+        EXECUTE format('UPDATE hapax.outbox_%s_%s SET enqueued_us = enqueued_us - 120000000', lpad(i::text, 2, '0'), half);
+        END LOOP; END LOOP; END $$";
+    postgres.sql(&name, older).unwrap();
+    for report in reports(&server, &url) {
+        let found = found(&report, "relay-lags");
+        assert!(
+            matches!(&found[..], [one] if one.contains("route default: up to 1 are not published")),
+            "{report}"
+        );
+    }
+    let top = server.run(&["top", "--once"]).ok();
+    assert!(top.contains("relay-lags"), "{top}");
 }
 
 fn tables_settings_privileges_and_clocks_are_examined(postgres: &'static PostgresServer) {

@@ -59,6 +59,17 @@ impl Advice {
         (findings, not_seen)
     }
 
+    /// Adds what the store finds about itself: its file system, its database, its outbox. Who is told needs the right to examine.
+    pub async fn add_examination(&mut self, store: &dyn Store) {
+        match store.examine().await {
+            Ok(examined) => {
+                let located = |finding| Located { queue: None, finding };
+                self.findings.splice(0..0, examined.findings.into_iter().map(located));
+            }
+            Err(error) => tracing::debug!(%error, "the store could not be examined"),
+        }
+    }
+
     /// What was found about the store as a whole.
     pub fn of_whole(&self) -> Vec<Finding> {
         let whole = self.findings.iter().filter(|located| located.queue.is_none());

@@ -31,6 +31,7 @@ pub const FINDING_CODES: &[(&str, Severity)] = &[
     warning("dead-rows"),
     warning("database-clock-differs"),
     warning("pooler-without-listen"),
+    warning("relay-lags"),
 ];
 
 /// The oldest version that the suites run on.
@@ -42,6 +43,9 @@ const HELD_TRANSACTIONS_MAX: i32 = 10_000;
 
 /// Dead rows of a table are reported past this count, if they are also most of the table.
 const DEAD_ROWS_MAX: i64 = 100_000;
+
+/// A message of the outbox that waits for longer than this is reported.
+const LAG_MS_MAX: i64 = 60_000;
 
 /// Clocks that NTP keeps together differ by less.
 const CLOCK_MS_MAX: i64 = 5_000;
@@ -60,6 +64,19 @@ struct Holder {
     transactions: i32,
 }
 
+/// What waits in the outbox for a route.
+#[derive(Debug, Clone)]
+struct Lag {
+    route: String,
+    relays: i64,
+    /// Numbers that were drawn and not published; some may have been rolled back.
+    lag: i64,
+    held: i64,
+    parked_keys: i64,
+    /// How long the oldest message waits.
+    waited_ms: i64,
+}
+
 /// What was measured. Values of a part that could not be examined are left out.
 #[derive(Debug, Clone, Default)]
 struct Measured {
@@ -72,6 +89,7 @@ struct Measured {
     holders: Vec<Holder>,
     /// Tables with their live and dead rows.
     rows: Vec<(String, i64, i64)>,
+    lags: Vec<Lag>,
     /// The database's clock minus ours.
     clock_ahead_ms: i64,
     pooler: bool,
@@ -158,6 +176,7 @@ enum Part {
     Sessions,
     PreparedTransactions,
     ReplicationSlots,
+    Outbox,
 }
 
 const PARTS: &[(Part, &str)] = &[
@@ -218,6 +237,11 @@ const PARTS: &[(Part, &str)] = &[
            NULL::bigint AS held_ms, NULL::text AS since, age(xmin) AS transactions
          FROM pg_replication_slots WHERE xmin IS NOT NULL ORDER BY 5 DESC LIMIT 5",
     ),
+    (
+        Part::Outbox,
+        "SELECT route, relays, lag, held, parked_keys, (hapax.now_us() - oldest_us) / 1000 AS waited_ms
+         FROM hapax.outbox_status() WHERE oldest_us IS NOT NULL",
+    ),
 ];
 
 impl Measured {
@@ -245,6 +269,14 @@ impl Measured {
                         transactions: row.try_get("transactions")?,
                     });
                 }
+                Part::Outbox => self.lags.push(Lag {
+                    route: row.try_get("route")?,
+                    relays: row.try_get("relays")?,
+                    lag: row.try_get("lag")?,
+                    held: row.try_get("held")?,
+                    parked_keys: row.try_get("parked_keys")?,
+                    waited_ms: row.try_get("waited_ms")?,
+                }),
             }
         }
         Ok(())
@@ -320,7 +352,35 @@ impl Measured {
             let remedy = "set listen_url to a URL that does not lead through the pooler";
             found.push(finding("pooler-without-listen", message.to_owned(), remedy));
         }
+        found.extend(self.lags.iter().filter_map(Lag::finding));
         found
+    }
+}
+
+impl Lag {
+    fn finding(&self) -> Option<Finding> {
+        let Self { route, relays, lag, held, parked_keys, waited_ms } = self;
+        if *waited_ms <= LAG_MS_MAX {
+            return None;
+        }
+        let seconds = waited_ms / 1000;
+        let message = format!(
+            "the oldest message of the outbox waits for {seconds} s to be published by route {route}: up to {lag} are not published, \
+             {held} are set aside after failures, {parked_keys} keys are parked, {relays} relays run"
+        );
+        let remedy = match (*relays, *lag, *parked_keys) {
+            (0, _, _) => {
+                "start a relay of this route, or `hapax outbox forget` it if it is not used any more"
+            }
+            (_, 0, 1..) => {
+                "`hapax outbox parked`: mend what the sink refuses, then `hapax outbox retry` or `skip`"
+            }
+            _ => {
+                "`/readyz` of the relay says what the sink or the database answers; else look for a transaction that has \
+                 enqueued and stays open (pg_stat_activity)"
+            }
+        };
+        Some(finding("relay-lags", message, remedy))
     }
 }
 
@@ -358,12 +418,26 @@ mod tests {
         Holder { what: "session 7".into(), remedy: "end 7".into(), held_ms, since: None, transactions }
     }
 
+    fn waits(waited_ms: i64) -> Lag {
+        Lag { route: "orders".into(), relays: 1, lag: 3, held: 0, parked_keys: 0, waited_ms }
+    }
+
+    #[test]
+    fn a_route_lags_by_time_and_is_told_what_to_do() {
+        assert!(waits(LAG_MS_MAX).finding().is_none());
+        let remedy = |lag: Lag| lag.finding().unwrap().remedy;
+        let late = waits(LAG_MS_MAX + 1);
+        assert!(remedy(late.clone()).contains("/readyz"));
+        assert!(remedy(Lag { relays: 0, ..late.clone() }).starts_with("start a relay"));
+        assert!(remedy(Lag { lag: 0, held: 2, parked_keys: 1, ..late }).contains("hapax outbox parked"));
+    }
+
     /// One thing that is not right.
     type Change = fn(&mut Measured);
 
     #[test]
     fn each_code_has_its_cause() {
-        let causes: [(&str, Change); 10] = [
+        let causes: [(&str, Change); 11] = [
             ("database-too-old", |m| m.version_number = 140_012),
             ("fsync-off", |m| drop(m.settings.insert("fsync".into(), "off".into()))),
             ("commit-not-synchronous", |m| {
@@ -376,6 +450,7 @@ mod tests {
             ("dead-rows", |m| m.rows.push(("q_ready".into(), 10, DEAD_ROWS_MAX + 1))),
             ("database-clock-differs", |m| m.clock_ahead_ms = -CLOCK_MS_MAX - 1),
             ("pooler-without-listen", |m| (m.pooler, m.listens) = (true, false)),
+            ("relay-lags", |m| m.lags.push(waits(LAG_MS_MAX + 1))),
         ];
         assert!(sound().findings().is_empty(), "{:?}", sound().findings());
         assert!(causes.iter().map(|(code, _)| *code).eq(FINDING_CODES.iter().map(|(code, _)| *code)));

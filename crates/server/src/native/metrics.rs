@@ -65,7 +65,9 @@ impl Api {
         {
             return Ok(samples.clone());
         }
-        let samples = advice::samples(&self.advice(None, None).await?);
+        let mut advice = self.advice(None, None).await?;
+        advice.add_examination(&*self.store).await;
+        let samples = advice::samples(&advice);
         *last = Some((Instant::now(), samples.clone()));
         Ok(samples)
     }

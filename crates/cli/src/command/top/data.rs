@@ -79,10 +79,11 @@ impl Reader {
             });
         }
         let ledger = self.store.ledger_stats().await.ok();
-        let advice = match &self.client {
+        let mut advice = match &self.client {
             Some(client) => client.advice(None).await.unwrap_or_default(),
             None => advice::of_store(self.store.as_ref(), &Known::default(), true).await?,
         };
+        advice.add_examination(self.store.as_ref()).await;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         Ok(Snapshot { at_ms, place: self.place.clone(), queues, more, ledger, advice })
