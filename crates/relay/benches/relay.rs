@@ -94,21 +94,62 @@ impl Site {
     async fn connect(&self) -> PgConnection {
         PgConnection::connect(&self.url).await.unwrap()
     }
+
+    /// One for each writer.
+    async fn connections(&self) -> Vec<PgConnection> {
+        let mut all = Vec::new();
+        for _ in 0..WRITERS {
+            all.push(self.connect().await);
+        }
+        all
+    }
 }
 
-/// Transactions a second of 16 writers.
-async fn write(site: &Site, with_message: bool, time: Duration) -> f64 {
-    transactions(site, with_message, time).await.len() as f64 / time.as_secs_f64()
+/// What a writer's transaction has beside its business write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Beside {
+    Nothing,
+    /// A statement that does nothing: the round trip that any outbox takes.
+    EmptyStatement,
+    /// A row in a table of one's own, with a number and without buckets and checks. Its readers lose messages.
+    RowByHand,
+    Message,
 }
 
-/// The time of each transaction of 16 writers, in milliseconds.
-async fn transactions(site: &Site, with_message: bool, time: Duration) -> Vec<f64> {
+impl Beside {
+    const ALL: [Self; 4] = [Self::Nothing, Self::EmptyStatement, Self::RowByHand, Self::Message];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "writers, without a message",
+            Self::EmptyStatement => "writers, with an empty statement",
+            Self::RowByHand => "writers, with a row in a table by hand",
+            Self::Message => "writers, with a message",
+        }
+    }
+}
+
+/// Transactions a second of 16 writers. Their connections are as those of a pool that has been in use: each has written to
+/// every bucket, and has its plans.
+async fn write(site: &Site, beside: Beside, time: Duration) -> f64 {
+    let (warm, _) = transactions(site, site.connections().await, beside, time / 4).await;
+    let (_, done) = transactions(site, warm, beside, time).await;
+    done.len() as f64 / time.as_secs_f64()
+}
+
+/// The time of each transaction of the writers of these connections, in milliseconds.
+async fn transactions(
+    site: &Site,
+    connections: Vec<PgConnection>,
+    beside: Beside,
+    time: Duration,
+) -> (Vec<PgConnection>, Vec<f64>) {
     let until = Instant::now() + time;
     let mut writers = tokio::task::JoinSet::new();
-    for writer in 0..WRITERS {
-        let (outbox, mut db) = (site.outbox(), site.connect().await);
+    for (writer, mut db) in connections.into_iter().enumerate() {
+        let outbox = site.outbox();
         writers.spawn(async move {
-            let mut random = fastrand::Rng::with_seed(writer);
+            let mut random = fastrand::Rng::with_seed(writer as u64);
             let mut done = Vec::new();
             while Instant::now() < until {
                 let start = Instant::now();
@@ -116,17 +157,28 @@ async fn transactions(site: &Site, with_message: bool, time: Duration) -> Vec<f6
                 let mut tx = db.begin().await.unwrap();
                 let sql = "INSERT INTO orders (customer, cents) VALUES ($1, 1999)";
                 sqlx::query(sql).bind(customer).execute(&mut *tx).await.unwrap();
-                if with_message {
-                    let message = NewOutboxMessage::new("orders", BODY).key(format!("customer-{customer}"));
-                    outbox.enqueue(&mut tx, &message).await.unwrap();
+                match beside {
+                    Beside::Nothing => {}
+                    Beside::EmptyStatement => drop(sqlx::query("SELECT 1").execute(&mut *tx).await.unwrap()),
+                    Beside::RowByHand => {
+                        let insert = sqlx::query("INSERT INTO naive (key, body) VALUES ($1, $2)");
+                        let insert = insert.bind(format!("customer-{customer}")).bind(BODY);
+                        insert.execute(&mut *tx).await.unwrap();
+                    }
+                    Beside::Message => {
+                        let message =
+                            NewOutboxMessage::new("orders", BODY).key(format!("customer-{customer}"));
+                        outbox.enqueue(&mut tx, &message).await.unwrap();
+                    }
                 }
                 tx.commit().await.unwrap();
                 done.push(start.elapsed().as_secs_f64() * 1000.0);
             }
-            done
+            (db, done)
         });
     }
-    writers.join_all().await.concat()
+    let (connections, done): (_, Vec<_>) = writers.join_all().await.into_iter().unzip();
+    (connections, done.concat())
 }
 
 /// What a period of load shows.
@@ -174,7 +226,7 @@ async fn rotation(server: &PostgresServer, name: &str, rotate: Duration, time: D
             (largest, bytes.unwrap_or(0.0))
         })
     };
-    let done = transactions(&site, true, time).await;
+    let (_, done) = transactions(&site, site.connections().await, Beside::Message, time).await;
     ended.store(1, Ordering::Relaxed);
     let (largest_mb, row_bytes) = sizes.await.unwrap();
     drop(tell);
@@ -326,20 +378,20 @@ async fn rotations(server: &PostgresServer, times: &Times, markdown: bool) {
     );
 }
 
-async fn run(times: &Times, markdown: bool) {
+async fn run(times: &Times, markdown: bool, writers_only: bool) {
     let server = PostgresServer::start(&[]).unwrap();
     let Times { rounds, write: time, backlog, .. } = *times;
-    let mut ratios: [Vec<f64>; 2] = Default::default();
-    let mut rates: [Vec<f64>; 4] = Default::default();
+    let mut writers: [Vec<f64>; Beside::ALL.len()] = Default::default();
+    let mut drains: [Vec<f64>; 2] = Default::default();
     for round in 0..rounds {
         let site = Site::new(&server, &format!("bench_{round}")).await;
-        let (plain, with) = if round % 2 == 0 {
-            let plain = write(&site, false, time).await;
-            (plain, write(&site, true, time).await)
-        } else {
-            let with = write(&site, true, time).await;
-            (write(&site, false, time).await, with)
-        };
+        for turn in 0..Beside::ALL.len() {
+            let at = (turn + round) % Beside::ALL.len();
+            writers[at].push(write(&site, Beside::ALL[at], time).await);
+        }
+        if writers_only {
+            continue;
+        }
         let fresh = Site::new(&server, &format!("drain_{round}")).await;
         let (naive, relay) = if round % 2 == 0 {
             let naive = drain_naive(&fresh, backlog).await;
@@ -348,21 +400,26 @@ async fn run(times: &Times, markdown: bool) {
             let relay = drain_relay(&fresh, backlog).await;
             (drain_naive(&fresh, backlog).await, relay)
         };
-        ratios[0].push(with / plain);
-        ratios[1].push(relay / naive);
-        for (rates, rate) in rates.iter_mut().zip([plain, with, naive, relay]) {
-            rates.push(rate);
-        }
+        drains[0].push(naive);
+        drains[1].push(relay);
     }
-    let rate = |at: usize| format!("{:.0}", median(rates[at].iter().copied()));
-    let ratio = |at: usize| format!("{:.2}", median(ratios[at].iter().copied()));
-    let rows = vec![
-        vec!["writers, without a message".to_owned(), rate(0), "1".to_owned()],
-        vec!["writers, with a message".to_owned(), rate(1), ratio(0)],
-        vec!["backlog, poller `id > last`".to_owned(), rate(2), "1".to_owned()],
-        vec!["backlog, relay".to_owned(), rate(3), ratio(1)],
-    ];
+    let row = |name: &str, rates: &[f64], base: &[f64]| {
+        let ratio = median(rates.iter().zip(base).map(|(rate, base)| rate / base));
+        vec![name.to_owned(), format!("{:.0}", median(rates.iter().copied())), format!("{ratio:.2}")]
+    };
+    let mut rows: Vec<_> = Beside::ALL
+        .iter()
+        .zip(&writers)
+        .map(|(beside, rates)| row(beside.name(), rates, &writers[0]))
+        .collect();
+    if !writers_only {
+        rows.push(row("backlog, poller `id > last`", &drains[0], &drains[0]));
+        rows.push(row("backlog, relay", &drains[1], &drains[0]));
+    }
     table(markdown, "Throughput", &["", "a second", "ratio"], &rows);
+    if writers_only {
+        return;
+    }
     let site = Site::new(&server, "latency").await;
     let quiet = latency(&site, "quiet", 100, false).await;
     let woken = latency(&site, "woken", 100, true).await;
@@ -394,5 +451,6 @@ fn main() {
         Times { rounds: 5, write: seconds(4), backlog: 30_000, rotate: seconds(12), open: seconds(60) }
     };
     let markdown = std::env::args().any(|arg| arg == "--markdown");
-    runtime.block_on(run(&times, markdown));
+    let writers_only = std::env::args().any(|arg| arg == "--writers");
+    runtime.block_on(run(&times, markdown, writers_only));
 }

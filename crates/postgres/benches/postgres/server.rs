@@ -44,6 +44,7 @@ impl Server {
             "shared_buffers=512MB",
             "checkpoint_timeout=1h",
             "max_wal_size=20GB",
+            "max_connections=500",
         ];
         let server = PostgresServer::start(&settings).expect("PostgreSQL 15 starts");
         let mut admin = PgConnection::connect(&server.url("postgres")).await.expect("a connection");
