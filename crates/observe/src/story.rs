@@ -269,15 +269,17 @@ fn state_now(
     if let Some(Event::Died { error }) =
         moments.iter().map(|moment| &moment.event).find(|event| matches!(event, Event::Died { .. }))
     {
-        let dead = info
-            .config
-            .dead_letter
-            .as_ref()
-            .map_or_else(|| "parked".to_owned(), |dead| format!("in {}", dead.queue));
         let why = error.as_deref().unwrap_or("its lease ran out on the last attempt");
-        because.push(format!(
-            "It died and is {dead}: {why}. `hapax dead list` and `hapax dead redrive` look after it."
-        ));
+        // Since then it may have been redriven, released or deleted.
+        because.push(match &info.config.dead_letter {
+            Some(dead) => format!(
+                "It died and went to {}: {why}. `hapax dead list` and `hapax dead redrive` look after such messages.",
+                dead.queue
+            ),
+            None => format!(
+                "It died and was parked: {why}. `hapax parked list` and `hapax parked release` look after such messages."
+            ),
+        });
     }
     match view {
         None if moments.iter().any(|moment| ended(&moment.event)) => {

@@ -89,7 +89,13 @@ async fn what_was_given_back_died_or_is_parked() {
         let settled = rig.settle(&delivery, retry).await.unwrap();
         assert_eq!(settled == Settled::Dead, left == 0);
     }
-    says(&rig.story(id).await, &["gave it back: no such card", "It died and is in dead: no such card"]);
+    says(&rig.story(id).await, &["gave it back: no such card", "It died and went to dead: no such card"]);
+    rig.store.purge(&dead).await.unwrap();
+    let told = rig.story(id).await.because.join("\n");
+    assert!(
+        told.contains("went to dead") && !told.contains("is in dead"),
+        "it is not there any more: {told}"
+    );
 
     let id = rig.send(NewMessage::new("b")).await;
     let delivery = rig.receive("anna").await.unwrap();

@@ -80,7 +80,7 @@ pub(crate) async fn a_message_that_died_is_told_with_its_error_and_advised(t: Tr
         processes.pass(1).await;
         assert_eq!(process.settle(&jobs, &second, retry("no such card")).await, Ok(Settled::Dead));
     }
-    let died = format!("It died and is in {dead}: no such card");
+    let died = format!("It died and went to {dead}: no such card");
     for id in sent {
         says(
             &process.story(&jobs, id).await,
