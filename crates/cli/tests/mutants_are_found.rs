@@ -15,7 +15,7 @@ type Mutant = (&'static str, &'static str, &'static str, &'static str);
 
 const WORKER: &str = "kill -9 of a worker,pause";
 
-const MUTANTS: [Mutant; 18] = [
+const MUTANTS: [Mutant; 23] = [
     ("ended-key-granted", "claims", "claim: response", "effect-twice"),
     ("held-key-granted", "parked", "SendMessage: request duplicated", "effect-twice"),
     ("doubt-retried-under-park", "parked", WORKER, "effect-twice"),
@@ -38,6 +38,11 @@ const MUTANTS: [Mutant; 18] = [
         "duplicate-accepted",
     ),
     ("redriven-message-dropped", "redrive", "SendMessage: response cut", "accepted-but-lost"),
+    ("stale-extend-accepted", "claims", "pause", "stale-settle-accepted"),
+    ("ttl-too-short", "claims", "claim: response", "effect-twice"),
+    ("relay-marks-first", "orders", "relay while it publishes", "accepted-but-lost"),
+    ("relay-never-marks", "orders", "relay after publishing", "published-not-marked"),
+    ("publish-repeated-as-new", "orders", "relay after publishing", "duplicate-accepted"),
     ("inbox-not-recorded", "transfers", "SendMessage: request duplicated", "effect-twice"),
 ];
 

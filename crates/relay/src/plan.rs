@@ -79,6 +79,11 @@ impl Round {
         positions
     }
 
+    /// The positions of a round that is over.
+    pub fn ends(&self) -> BTreeMap<u16, u64> {
+        self.ends.clone()
+    }
+
     /// Forgets buckets that are not ours any more.
     pub fn drop_buckets(&mut self, lost: &BTreeSet<u16>) {
         self.items.retain(|item| !lost.contains(&item.message.bucket));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::StoreError;
+use hapax_core::mutant;
 use hapax_core::outbox::{
     Advance, BucketLease, HeldMessage, OutboxMessage, OutboxStore, Polled, PublishAnswer, Publisher,
     SinkDescription,
@@ -203,7 +204,7 @@ impl Rounds {
         }
         // What was published is recorded, so that the next relay does not repeat it.
         if let Some(open) = self.open.take()
-            && let Err(error) = self.record(&open.round).await
+            && let Err(error) = self.record(open.round.positions()).await
         {
             self.shared.store_failed("record the last positions", &error);
         }
@@ -336,6 +337,9 @@ impl Rounds {
     async fn publish(&mut self, open: &mut Open) -> Result<bool, StoreError> {
         let shared = self.shared.clone();
         self.set_aside(open).await?;
+        if mutant::is("relay-marks-first") {
+            self.record(open.round.ends()).await?;
+        }
         loop {
             let SinkDescription { batch_max, calls_max, .. } = shared.description;
             let calls = open.round.next(batch_max, calls_max.max(1));
@@ -378,11 +382,11 @@ impl Rounds {
                     problem,
                     "the sink takes nothing; trying again"
                 );
-                self.record(&open.round).await?;
+                self.record(open.round.positions()).await?;
                 return Ok(false);
             }
         }
-        self.record(&open.round).await?;
+        self.record(open.round.positions()).await?;
         Ok(true)
     }
 
@@ -429,10 +433,13 @@ impl Rounds {
     }
 
     /// Records how far the buckets are published.
-    async fn record(&mut self, round: &Round) -> Result<(), StoreError> {
+    async fn record(&mut self, positions: BTreeMap<u16, u64>) -> Result<(), StoreError> {
+        if mutant::is("relay-never-marks") {
+            return Ok(());
+        }
         let RelayOptions { route, relay, .. } = &self.shared.options;
         let mut advances = Vec::new();
-        for (bucket, position) in round.positions() {
+        for (bucket, position) in positions {
             if let Some(read) = self.read.get(&bucket).filter(|read| read.position < position) {
                 let lease = BucketLease { bucket, fence: read.fence };
                 advances.push(Advance { lease, after: read.position, position });

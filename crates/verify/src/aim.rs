@@ -47,7 +47,7 @@ impl<'a> Aim<'a> {
     /// Returns how many requests that were.
     pub async fn kill_relay(&mut self, cluster: &mut Cluster, point: RelayPoint) -> anyhow::Result<u64> {
         let on = match point {
-            RelayPoint::Publishing => Match::request("/messages"),
+            RelayPoint::Publishing | RelayPoint::PublishingLate => Match::request("/messages"),
             RelayPoint::Published => Match::answer_to("/messages"),
         };
         let Some(proxy) = cluster.proxy(Side::Relays) else { return Ok(0) };
@@ -67,6 +67,10 @@ impl<'a> Aim<'a> {
         self.kills += 1;
         self.note_hit("relay", id).await?;
         if point == RelayPoint::Publishing {
+            // A request that is held until its relay is dead, and never released, does not arrive.
+            return Ok(hits);
+        }
+        if point == RelayPoint::PublishingLate {
             // The next relay has the dead one's lease to wait for, and then publishes the same.
             tokio::time::sleep(LATE).await;
         }

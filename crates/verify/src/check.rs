@@ -36,6 +36,8 @@ pub enum Anomaly {
     OutcomeDiffers,
     /// A dead letter that nothing rejected, or whose payment was made.
     DeadLetterUnaccounted,
+    /// An order that took effect, and that its outbox still has as not published.
+    PublishedNotMarked,
     /// Two messages for sends with one deduplication id.
     DuplicateAccepted,
 }
@@ -53,6 +55,7 @@ impl Anomaly {
             Self::FenceBackwards => "fence-backwards",
             Self::OutcomeDiffers => "outcome-differs",
             Self::DeadLetterUnaccounted => "dead-letter-unaccounted",
+            Self::PublishedNotMarked => "published-not-marked",
             Self::DuplicateAccepted => "duplicate-accepted",
         }
     }
@@ -223,6 +226,11 @@ fn check_payment(id: &str, payment: &Payment<'_>, drained: Option<&Event>, findi
             }
             Some(_) => {}
         }
+    }
+    let unmarked = left.iter().find(|(_, place)| *place == Place::Unmarked);
+    if let (Some((unmarked, _)), Some(made)) = (unmarked, moved.first()) {
+        let says = "the order took effect, and its outbox still has it as not published".to_owned();
+        findings.add(Anomaly::PublishedNotMarked, id, says, &[made, unmarked]);
     }
     check_fences(id, calls, findings);
     check_acks(id, acks, findings);

@@ -68,8 +68,10 @@ impl WireFault {
 /// A point in the work of a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RelayPoint {
-    /// Its messages are on their way. They arrive later, when another relay has published them.
+    /// Its messages are on their way, and do not arrive.
     Publishing,
+    /// Its messages are on their way. They arrive later, when another relay has published them.
+    PublishingLate,
     /// Its messages are published, and it has not heard of it.
     Published,
 }
@@ -102,6 +104,9 @@ impl fmt::Display for Fault {
             Self::Kill(Target::Store) => f.write_str("kill -9 of the store"),
             Self::Pause => f.write_str("pause of a worker past its lease"),
             Self::KillRelay(RelayPoint::Publishing) => f.write_str("kill -9 of the relay while it publishes"),
+            Self::KillRelay(RelayPoint::PublishingLate) => {
+                f.write_str("kill -9 of the relay, what it published arrives late")
+            }
             Self::KillRelay(RelayPoint::Published) => {
                 f.write_str("kill -9 of the relay after publishing, before marking")
             }
@@ -136,7 +141,7 @@ const fn wire(side: Side, request: &'static str, label: &'static str, answer: bo
 }
 
 /// Each fault that a round has. Kills are more frequent: each hits only what is under way at that moment.
-pub const ROUND: [Fault; 31] = [
+pub const ROUND: [Fault; 32] = [
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
@@ -144,6 +149,7 @@ pub const ROUND: [Fault; 31] = [
     Fault::Kill(Target::Server),
     Fault::Kill(Target::Store),
     Fault::KillRelay(RelayPoint::Publishing),
+    Fault::KillRelay(RelayPoint::PublishingLate),
     Fault::KillRelay(RelayPoint::Published),
     Fault::Pause,
     Fault::Scale,

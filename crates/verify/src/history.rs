@@ -44,6 +44,10 @@ pub enum Place {
     InDoubt,
     /// Still in its queue.
     Waiting,
+    /// Not published by the relay yet.
+    Outbox,
+    /// In the outbox as not published, for a long time in which nothing else was waiting.
+    Unmarked,
 }
 
 /// One step of an operation on a ledger key.
@@ -61,6 +65,18 @@ pub enum ClaimStep {
     Replayed {
         /// The outcome.
         outcome: String,
+    },
+    /// The claim is about to be extended.
+    Extend {
+        /// The fence of the grant.
+        fence: u64,
+    },
+    /// The extension was answered.
+    Extended {
+        /// The fence of the grant.
+        fence: u64,
+        /// The answer.
+        answer: Answer,
     },
     /// The claim is about to be completed with this outcome.
     Complete {

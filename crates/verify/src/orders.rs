@@ -22,12 +22,17 @@ const BATCH: u32 = 10;
 /// How long the control takes between its two steps, and how often it looks.
 const GAP: Duration = Duration::from_millis(100);
 const POLL: Duration = Duration::from_millis(30);
+/// Unpublished messages that are listed at the end of a run.
+const LISTED_MAX: usize = 10_000;
 /// The lease of a relay; the shortest that there is.
 const LEASE_MS: u64 = 1_000;
 
 const ORDERS: &str = "CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY)";
 const NAIVE: &str = "CREATE TABLE IF NOT EXISTS orders (
     id TEXT PRIMARY KEY, account TEXT NOT NULL, number INTEGER NOT NULL, published INTEGER NOT NULL DEFAULT 0)";
+
+/// The name of the workload with an outbox.
+pub const WORKLOAD: &str = "orders";
 
 fn table(run: &str) -> String {
     format!("hapax_verify_{run}_orders")
@@ -152,6 +157,14 @@ pub async fn count_unpublished(site: &Site) -> anyhow::Result<u64> {
     let count = "SELECT count(*) FROM orders WHERE NOT published";
     let naive: i64 = open(&naive_file(site), NAIVE)?.query_row(count, [], |row| row.get(0))?;
     Ok(status.lag + status.held + naive.cast_unsigned())
+}
+
+/// The payments of messages that are not published yet.
+pub async fn list_unpublished(site: &Site) -> anyhow::Result<Vec<String>> {
+    let outbox = relay::open_outbox(&outbox_url(site)).await?;
+    let messages = outbox.unpublished(&topic(&site.run), LISTED_MAX).await?;
+    let payment = |body: &[u8]| serde_json::from_slice::<Payment>(body).ok().map(|payment| payment.id);
+    Ok(messages.iter().filter_map(|message| payment(&message.body)).collect())
 }
 
 /// A relay process: publishes the outbox, and runs the control beside it.

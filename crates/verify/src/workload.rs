@@ -119,7 +119,7 @@ pub const ALL: [Workload; 11] = [
         redrive: false,
     },
     Workload {
-        name: "orders",
+        name: crate::orders::WORKLOAD,
         title: "orders in a database with an outbox",
         boundary: "a committed order is published, in order for each account, and takes effect once at a third party that is \
                    idempotent by the derived key",

@@ -207,6 +207,28 @@ fn a_stale_completion_is_accepted() {
 }
 
 #[test]
+fn a_stale_extension_is_accepted() {
+    let extended = |history: History, answer| {
+        history
+            .claim("a", ClaimStep::Extend { fence: 1 })
+            .claim("a", ClaimStep::Extended { fence: 1, answer })
+    };
+    let taken_over = || History::default().granted("a", 1).granted("b", 2);
+    extended(taken_over(), Answer::Ok).is(false, &[Anomaly::StaleSettleAccepted]);
+    extended(taken_over(), Answer::Failed).is(false, &[]);
+    extended(History::default().granted("a", 1), Answer::Ok).granted("b", 2).is(false, &[]);
+}
+
+#[test]
+fn published_not_marked() {
+    let made = || History::default().accepted(1).call(1, 5, Effect::Moved);
+    made().left(1, Place::Unmarked).is(false, &[Anomaly::PublishedNotMarked]);
+    made().left(1, Place::Outbox).is(false, &[]);
+    let late = History::default().accepted(1).left(1, Place::Outbox).is(false, &[]);
+    assert_eq!(late.unsettled, 1, "there was no time to publish it");
+}
+
+#[test]
 fn fence_backwards() {
     History::default().granted("a", 9).granted("b", 5).is(false, &[Anomaly::FenceBackwards]);
     History::default().granted("a", 9).granted("b", 9).is(false, &[Anomaly::FenceBackwards]);

@@ -246,7 +246,7 @@ pub fn renew(
 ) -> Result<LedgerEntry, TokenError> {
     let entry = entry.ok_or(TokenError::Gone)?;
     match &entry.stage {
-        _ if entry.fence != fence => Err(TokenError::Stale),
+        _ if entry.fence != fence && !mutant::is("stale-extend-accepted") => Err(TokenError::Stale),
         Stage::Completed { .. } => Err(TokenError::Ended),
         Stage::Processing { doubted: true, .. } => Err(TokenError::Stale),
         Stage::Processing { on_doubt, .. } => {
@@ -310,7 +310,7 @@ pub fn end(
 
 fn completed(entry: LedgerEntry, outcome: &RecordedOutcome, ttl_ms: u64, now_ms: u64) -> LedgerEntry {
     let outcome = outcome.clone().without_oversize_value();
-    let ttl_ms = ttl_ms.clamp(TTL_MS_MIN, TTL_MS_MAX);
+    let ttl_ms = if mutant::is("ttl-too-short") { 50 } else { ttl_ms.clamp(TTL_MS_MIN, TTL_MS_MAX) };
     LedgerEntry { stage: Stage::Completed { at_ms: now_ms, ttl_ms, outcome }, ..entry }
 }
 

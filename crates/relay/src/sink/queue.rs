@@ -77,7 +77,12 @@ impl QueueSink {
         if !from.headers.contains_key(IDEMPOTENCY_KEY_ATTRIBUTE) {
             message = message.attribute(IDEMPOTENCY_KEY_ATTRIBUTE, Attribute::text(from.id.as_str()));
         }
-        message.dedup = Some(DedupId::new(&from.id).map_err(|error| error.to_string())?);
+        let id = if hapax_core::mutant::is("publish-repeated-as-new") {
+            format!("{}-{:x}", from.id, fastrand::u64(..))
+        } else {
+            from.id.clone()
+        };
+        message.dedup = Some(DedupId::new(&id).map_err(|error| error.to_string())?);
         if self.config.is_fifo() {
             message.group = Some(group(from)?);
         } else {

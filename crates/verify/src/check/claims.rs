@@ -33,7 +33,10 @@ pub fn check(own: &[&Event], findings: &mut Findings) {
         let is_new = !keys.contains_key(id.as_str());
         let key = keys.entry(id).or_default();
         findings.intents += u64::from(is_new);
-        findings.operations += u64::from(!matches!(step, ClaimStep::Ask | ClaimStep::Complete { .. }));
+        findings.operations += u64::from(!matches!(
+            step,
+            ClaimStep::Ask | ClaimStep::Extend { .. } | ClaimStep::Complete { .. }
+        ));
         key.step(id, step, event, findings);
     }
 }
@@ -42,7 +45,17 @@ impl<'a> Key<'a> {
     fn step(&mut self, id: &str, step: &'a ClaimStep, event: &'a Event, findings: &mut Findings) {
         let who = event.event.who.as_str();
         match step {
-            ClaimStep::Ask => self.begin(who),
+            ClaimStep::Ask | ClaimStep::Extend { .. } => self.begin(who),
+            ClaimStep::Extended { fence, answer: Answer::Ok } => {
+                let begun = self.begun.get(who).cloned().unwrap_or_default();
+                if let Some((newer, shown)) = begun.granted.filter(|(newer, _)| newer > fence) {
+                    let says = format!(
+                        "an extension with fence {fence} was accepted after fence {newer} was granted"
+                    );
+                    findings.add(Anomaly::StaleSettleAccepted, id, says, &[shown, event]);
+                }
+            }
+            ClaimStep::Extended { .. } => {}
             ClaimStep::Granted { fence } => {
                 let begun = self.begun.get(who).cloned().unwrap_or_default();
                 if let Some((earlier, shown)) = begun.granted.filter(|(earlier, _)| fence <= earlier) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::core::{
-    Claim, ClaimEnding, ClaimRequest, EndClaim, EntryId, Grant, Json, Owner, RecordedOutcome, Scope,
+    Claim, ClaimEnding, ClaimRequest, EndClaim, EntryId, Grant, Json, Owner, RecordedOutcome, Renew, Scope,
     ledger::TTL_MS_DEFAULT,
 };
 
@@ -50,8 +50,12 @@ async fn contend(place: &Workplace, who: &str, id: &EntryId) -> anyhow::Result<(
         Some(Ok(Claim::Granted(grant))) => {
             report(ClaimStep::Granted { fence: grant.fence.0 }).await?;
             // Mostly in time, sometimes after another may have taken over.
-            let work_ms = if fastrand::u8(..4) == 0 { LEASE_MS * 2 } else { fastrand::u64(1..20) };
-            tokio::time::sleep(Duration::from_millis(work_ms)).await;
+            if fastrand::u8(..4) == 0 {
+                tokio::time::sleep(Duration::from_millis(LEASE_MS * 2)).await;
+                extend(place, who, id, &grant).await?;
+            } else {
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(1..20))).await;
+            }
             complete(place, who, id, grant).await
         }
         Some(Ok(Claim::Completed { outcome, .. })) => {
@@ -60,6 +64,20 @@ async fn contend(place: &Workplace, who: &str, id: &EntryId) -> anyhow::Result<(
         }
         _ => Ok(()),
     }
+}
+
+/// Asks for more time, too late: that is right only if no other has taken over.
+async fn extend(place: &Workplace, who: &str, id: &EntryId, grant: &Grant) -> anyhow::Result<()> {
+    let report = |step| place.reporter.report_as(who, "claims", vec![act(id, step)]);
+    let fence = grant.fence.0;
+    report(ClaimStep::Extend { fence }).await?;
+    let renew = Renew { id: id.clone(), token: grant.token.clone(), lease_ms: LEASE_MS };
+    let answer = match place.ledger().renew(vec![renew]).await {
+        Ok(renewed) if matches!(renewed.first(), Some(Ok(_))) => Answer::Ok,
+        Ok(_) => Answer::Failed,
+        Err(_) => Answer::Unknown,
+    };
+    report(ClaimStep::Extended { fence, answer }).await.map(drop)
 }
 
 async fn complete(place: &Workplace, who: &str, id: &EntryId, grant: Grant) -> anyhow::Result<()> {
