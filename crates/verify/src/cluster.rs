@@ -6,18 +6,21 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use hapax::Hapax;
+use hapax::{Hapax, OnDoubt};
 use hapax_faults::{FaultProxy, Process, Protocol};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::fault::{Side, WireFault};
 use crate::own_store::OwnStore;
+use crate::recorder::EFFECTS;
 use crate::roles::{self, ROLE_COMMAND, ROLE_VARIABLE, Role, Site};
-use crate::workload::{Shape, Workload};
+use crate::workload::{HANDLER, Shape, Workload};
 
 /// Worker processes. While one is stopped or dead, the other takes over.
 const WORKERS: usize = 2;
 
+/// Tells a handler where its effects are counted.
+const SINK_VARIABLE: &str = "HAPAX_VERIFY_SINK";
 /// Size of files while the disk is full: beyond their first page, no write succeeds.
 const FILE_BYTES_MAX: u64 = 4_096;
 
@@ -33,6 +36,11 @@ pub struct Cluster {
     proxies: [FaultProxy; 3],
     /// Before the store, where there is one that frames can be seen of.
     store_proxy: Option<StoreProxy>,
+    /// `hapax proxy` before the upstream of a workload, and the callers' way to it.
+    http_proxies: Vec<HttpProxy>,
+    /// The user's command for messages, and the processes that run it.
+    handler: Option<String>,
+    handlers: Vec<Process>,
     /// The store's server, if this run has started it.
     own_store: Option<OwnStore>,
     pub recorder: Process,
@@ -50,9 +58,10 @@ impl Cluster {
         own_store: Option<OwnStore>,
         servers: usize,
         mut site: Site,
+        user: UserPrograms,
         history: &Path,
     ) -> anyhow::Result<Self> {
-        let recorder = start(program, &Role::Recorder(history.to_owned()))?;
+        let recorder = start(program, &Role::Recorder(history.to_owned(), user.upstream))?;
         site.recorder = recorder.wait_for_prefix("at ").parse()?;
         let store_proxy = StoreProxy::start(store_url)?;
         let store_url = store_proxy.as_ref().map_or(store_url, |proxy| proxy.url.as_str()).to_owned();
@@ -62,6 +71,9 @@ impl Cluster {
             store_url,
             store_proxy,
             own_store,
+            http_proxies: Vec::new(),
+            handler: user.handler,
+            handlers: Vec::new(),
             proxies: [proxy()?, proxy()?, proxy()?],
             site,
             servers: Vec::new(),
@@ -86,6 +98,18 @@ impl Cluster {
         if self.has_relay() {
             self.relay = Some(self.start_relay()?);
         }
+        for workload in self.site.workloads.clone() {
+            if let Some(Workload { name, shape: Shape::Proxy(on_doubt), .. }) = Workload::named(&workload) {
+                let callers = proxy()?;
+                self.site.proxies.push((workload, callers.address()));
+                let (process, address) = self.start_proxy(name, on_doubt)?;
+                callers.retarget(address);
+                self.http_proxies.push(HttpProxy { name, on_doubt, callers, process });
+            }
+        }
+        if self.handler.is_some() {
+            self.handlers = (0..WORKERS).map(|_| self.start_handler()).collect::<anyhow::Result<Vec<_>>>()?;
+        }
         self.producer = Some(self.start_producer()?);
         Ok(())
     }
@@ -109,6 +133,25 @@ impl Cluster {
     pub fn restart_relay(&mut self) -> anyhow::Result<()> {
         self.stop_relay();
         self.relay = Some(self.start_relay()?);
+        Ok(())
+    }
+
+    /// Whether a workload goes through `hapax proxy`.
+    pub fn has_proxies(&self) -> bool {
+        !self.http_proxies.is_empty()
+    }
+
+    /// Kills the proxies and starts them again, on other ports.
+    pub fn restart_proxies(&mut self) -> anyhow::Result<()> {
+        for number in 0..self.http_proxies.len() {
+            let proxy = &mut self.http_proxies[number];
+            proxy.process.kill();
+            let (name, on_doubt) = (proxy.name, proxy.on_doubt);
+            let (process, address) = self.start_proxy(name, on_doubt)?;
+            let proxy = &mut self.http_proxies[number];
+            proxy.process = process;
+            proxy.callers.retarget(address);
+        }
         Ok(())
     }
 
@@ -177,6 +220,11 @@ impl Cluster {
     pub fn restart_worker(&mut self, number: usize) -> anyhow::Result<()> {
         self.workers[number].kill();
         self.workers[number] = self.start_worker()?;
+        // A machine's crash ends both.
+        if let Some(handler) = self.handlers.get_mut(number) {
+            handler.kill();
+            self.handlers[number] = self.start_handler()?;
+        }
         Ok(())
     }
 
@@ -215,6 +263,8 @@ impl Cluster {
             .chain(self.workers.iter_mut().map(|process| ("a worker", process)))
             .chain(self.producer.iter_mut().map(|process| ("the producer", process)))
             .chain(self.relay.iter_mut().map(|process| ("the relay", process)))
+            .chain(self.http_proxies.iter_mut().map(|proxy| ("a proxy", &mut proxy.process)))
+            .chain(self.handlers.iter_mut().map(|process| ("a worker of the command", process)))
             .chain([("the recorder", &mut self.recorder)]);
         for (name, process) in named {
             if let Some(status) = process.ended() {
@@ -257,10 +307,63 @@ impl Cluster {
         start(&self.program, &Role::Relay(self.site_through(Side::Relays)))
     }
 
+    fn start_proxy(&self, name: &str, on_doubt: OnDoubt) -> anyhow::Result<(Process, SocketAddr)> {
+        let ledger = format!("http://{}", self.proxies[Side::Workers as usize].address());
+        let args = [
+            ("--upstream", format!("http://{}", self.site.recorder)),
+            ("--ledger", ledger),
+            ("--listen", "127.0.0.1:0".to_owned()),
+            ("--admin-listen", "none".to_owned()),
+            ("--name", format!("hapax-verify-{}-{name}", self.site.run)),
+            ("--on-doubt", if on_doubt == OnDoubt::Park { "park" } else { "retry" }.to_owned()),
+            ("--lease", "1s".to_owned()),
+            ("--wait", "500ms".to_owned()),
+            ("--log-level", "error".to_owned()),
+        ];
+        let args = args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
+        let process = start(&self.program, &Role::Proxy(args))?;
+        let line = process.find_line("  Proxy ").map_err(|_| {
+            std::thread::sleep(Duration::from_millis(50));
+            anyhow::anyhow!("a proxy does not start: {}", last_lines(&process.log()))
+        })?;
+        let address = line.split_once("://").and_then(|(_, rest)| rest.split(' ').next());
+        let address = address.and_then(|address| address.parse().ok()).with_context(|| line.clone())?;
+        Ok((process, address))
+    }
+
+    fn start_handler(&self) -> anyhow::Result<Process> {
+        let workload = Workload::named(HANDLER).expect("it is listed");
+        let endpoint = format!("http://{}", self.proxies[Side::Workers as usize].address());
+        let (queue, command) = (workload.queue(&self.site.run).to_string(), self.handler.clone());
+        let args = ["--endpoint", &endpoint, "--concurrency", "3", "--idempotent-by-derived-key", "--quiet"];
+        let args = args.into_iter().chain([queue.as_str(), "--", "sh", "-c"]).map(str::to_owned);
+        let role = Role::Handler(args.chain(command).collect());
+        let sink = format!("http://{}{EFFECTS}{HANDLER}", self.site.recorder);
+        Process::start(command_of(&self.program, &role)?.env(SINK_VARIABLE, sink))
+            .with_context(|| self.program.display().to_string())
+    }
+
     fn site_through(&self, side: Side) -> Site {
         let endpoint = format!("http://{}", self.proxies[side as usize].address());
         Site { endpoint, ..self.site.clone() }
     }
+}
+
+/// Programs of the user's that take part.
+pub struct UserPrograms {
+    /// A command for the shell, run for each message.
+    pub handler: Option<String>,
+    /// A service behind the proxy.
+    pub upstream: Option<String>,
+}
+
+/// `hapax proxy` before the upstream of a workload.
+struct HttpProxy {
+    name: &'static str,
+    on_doubt: OnDoubt,
+    /// The callers' way to it, whose address stays.
+    callers: FaultProxy,
+    process: Process,
 }
 
 /// A proxy between the store and the processes that use it.
@@ -316,6 +419,10 @@ fn proxy() -> anyhow::Result<FaultProxy> {
 
 /// Starts a child process of this program.
 pub fn start(program: &Path, role: &Role) -> anyhow::Result<Process> {
+    Process::start(&mut command_of(program, role)?).with_context(|| program.display().to_string())
+}
+
+fn command_of(program: &Path, role: &Role) -> anyhow::Result<Command> {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
@@ -324,7 +431,7 @@ pub fn start(program: &Path, role: &Role) -> anyhow::Result<Process> {
         }
     }
     command.arg(ROLE_COMMAND).env(ROLE_VARIABLE, serde_json::to_string(role)?);
-    Process::start(&mut command).with_context(|| program.display().to_string())
+    Ok(command)
 }
 
 fn last_lines(log: &str) -> String {

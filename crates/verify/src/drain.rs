@@ -70,9 +70,10 @@ pub async fn drain(cluster: &mut Cluster, reporter: &Reporter, workloads: &[Work
         cluster.check_alive()?;
         // What cannot be counted now is counted the next time.
         let waiting = count_waiting(&hapax, cluster, reporter, workloads).await.unwrap_or(1);
-        let unpublished = match cluster.has_relay() {
-            true => orders::count_unpublished(cluster.site()).await.unwrap_or(1),
-            false => 0,
+        let unpublished = if cluster.has_relay() {
+            orders::count_unpublished(cluster.site()).await.unwrap_or(1)
+        } else {
+            0
         };
         only_outbox = (waiting == 0 && unpublished > 0).then(|| only_outbox.unwrap_or_else(Instant::now));
         idle = if waiting + unpublished == 0 { idle + 1 } else { 0 };

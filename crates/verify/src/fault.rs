@@ -16,6 +16,8 @@ pub enum Target {
     Worker,
     /// A server.
     Server,
+    /// The proxies.
+    Proxy,
     /// The store's own server, where the run has started it.
     Store,
 }
@@ -101,6 +103,7 @@ impl fmt::Display for Fault {
             Self::Kill(Target::Producer) => f.write_str("kill -9 of the producer"),
             Self::Kill(Target::Worker) => f.write_str("kill -9 of a worker"),
             Self::Kill(Target::Server) => f.write_str("kill -9 of a server"),
+            Self::Kill(Target::Proxy) => f.write_str("kill -9 of the proxies"),
             Self::Kill(Target::Store) => f.write_str("kill -9 of the store"),
             Self::Pause => f.write_str("pause of a worker past its lease"),
             Self::KillRelay(RelayPoint::Publishing) => f.write_str("kill -9 of the relay while it publishes"),
@@ -141,12 +144,13 @@ const fn wire(side: Side, request: &'static str, label: &'static str, answer: bo
 }
 
 /// Each fault that a round has. Kills are more frequent: each hits only what is under way at that moment.
-pub const ROUND: [Fault; 32] = [
+pub const ROUND: [Fault; 33] = [
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Producer),
     Fault::Kill(Target::Server),
+    Fault::Kill(Target::Proxy),
     Fault::Kill(Target::Store),
     Fault::KillRelay(RelayPoint::Publishing),
     Fault::KillRelay(RelayPoint::PublishingLate),
@@ -190,7 +194,7 @@ pub fn aftermath(fault: Fault) -> Duration {
         Fault::Kill(Target::Worker | Target::Server | Target::Store) | Fault::DiskFull => {
             Duration::from_millis(LEASE_MS + 600)
         }
-        Fault::Kill(Target::Producer) => Duration::from_millis(300),
+        Fault::Kill(Target::Producer | Target::Proxy) => Duration::from_millis(300),
         // The dead relay's lease has to end before another one publishes.
         Fault::KillRelay(_) => Duration::from_millis(1_500),
         Fault::Pause | Fault::Scale => Duration::from_millis(500),

@@ -14,6 +14,7 @@
 //! | [`roles`] | the child processes |
 
 mod aim;
+mod charges;
 pub mod check;
 mod cluster;
 mod drain;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hapax::{DedupId, GroupId, Hapax, IdempotencyKey, QueueName, StoreError};
 
+use crate::charges::Client;
 use crate::history::{Act, Answer};
 use crate::orders::Writer;
 use crate::recorder::{Payment, Reporter};
@@ -35,6 +36,7 @@ pub async fn run(site: &Site, workloads: &[Workload]) -> anyhow::Result<()> {
                 queue: workload.queue(&site.run),
                 name: format!("account{account}"),
                 writer: Mutex::new(Writer::new(site)),
+                client: client_of(site, &workload).map(Mutex::new),
             };
             accounts.spawn(account.pay());
         }
@@ -55,6 +57,13 @@ struct Account {
     name: String,
     /// Of orders, if they are written to a database.
     writer: Mutex<Writer>,
+    /// Of requests, if they go through a proxy.
+    client: Option<Mutex<Client>>,
+}
+
+fn client_of(site: &Site, workload: &Workload) -> Option<Client> {
+    let (_, proxy) = site.proxies.iter().find(|(name, _)| name == workload.name)?;
+    Some(Client::new(*proxy))
 }
 
 impl Account {
@@ -70,6 +79,12 @@ impl Account {
                 let pause_ms = (50 * recorded.backlog / BACKLOG_MAX).min(1_000);
                 tokio::time::sleep(Duration::from_millis(pause_ms)).await;
             }
+            if let Some(client) = &self.client {
+                acts = self.charge(client, &payment, number % TWICE_ONE_IN == 1).await?;
+                number += 1;
+                tokio::time::sleep(PACE).await;
+                continue;
+            }
             self.send_until_accepted(&payment).await?;
             acts.push(Act::Send { id: id.clone(), answer: Answer::Ok });
             // In order means that nothing is sent again later; the queue's deduplication would suppress it anyway.
@@ -79,6 +94,31 @@ impl Account {
             }
             number += 1;
             tokio::time::sleep(if self.workload.is_control() { CONTROL_PACE } else { PACE }).await;
+        }
+    }
+
+    /// Sends a request until it is answered with success, or is in doubt; some twice. Returns what is to be reported.
+    async fn charge(
+        &self,
+        client: &Mutex<Client>,
+        payment: &Payment,
+        twice: bool,
+    ) -> anyhow::Result<Vec<Act>> {
+        let mut client = client.lock().await;
+        let mut acts = Vec::new();
+        loop {
+            let charged = client.charge(self.workload.name, payment).await;
+            let answer = charged.answer;
+            acts.push(Act::Send { id: payment.id.clone(), answer });
+            acts.extend(charged.outcome(&payment.id));
+            if answer == Answer::Ok && twice && acts.len() <= 2 {
+                continue;
+            }
+            if answer == Answer::Ok || charged.gives_up {
+                return Ok(acts);
+            }
+            self.reporter.report(self.workload.name, std::mem::take(&mut acts)).await?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 

@@ -9,16 +9,21 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::history::{Act, Answer, Caused, ClaimStep, Effect, NewEvent, Writer};
-use crate::wire::{Caller, Connection};
+use crate::wire::{Caller, Connection, Message};
 use crate::workload::{Bank, Workload};
 
 /// A bank is slow, before and after it moves the money, so that crashes fall between.
 const BANK_MS: std::ops::Range<u64> = 1..8;
 /// Of the payments of a workload with rejections, one in this many is from a closed account.
 const CLOSED_ONE_IN: u64 = 5;
+
+/// Where programs that are not of this run call: this, and the workload's name.
+pub const EFFECTS: &str = "/effects/";
+/// The workload whose upstream can be the user's.
+pub const PROXIED: &str = "charges";
 
 /// A call to a bank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -112,12 +117,51 @@ struct State {
 struct Recorder {
     writer: Mutex<Writer>,
     state: Mutex<State>,
+    /// The user's own service; without one the recorder is it.
+    upstream: Option<Upstream>,
+}
+
+/// A service of the user: `http://HOST:PORT/PATH`.
+struct Upstream {
+    address: String,
+    path: String,
+}
+
+impl Upstream {
+    fn new(url: &str) -> anyhow::Result<Self> {
+        let rest = url.strip_prefix("http://").context("the upstream's URL does not begin with http://")?;
+        let (address, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let port = if address.contains(':') { "" } else { ":80" };
+        Ok(Self { address: format!("{address}{port}"), path: format!("/{path}") })
+    }
+
+    /// Passes a request on. A response of success is an effect.
+    async fn call(&self, recorder: &Recorder, pay: Pay, request: &Message) -> anyhow::Result<(u16, Vec<u8>)> {
+        let passed = ["idempotency-key", "hapax-fence", "hapax-takeover", "content-type"];
+        let lines = passed.iter().filter_map(|&name| Some(format!("{name}: {}\r\n", request.header(name)?)));
+        let headers: String = lines.chain(["connection: close\r\n".to_owned()]).collect();
+        let exchange = async {
+            let mut connection = Connection::new(TcpStream::connect(&self.address).await?);
+            connection.ask_with(&self.path, &headers, &request.body).await?;
+            connection.read().await?.context("it closed the connection")
+        };
+        let Ok(response) = exchange.await else { return Ok((502, Vec::new())) };
+        if (200..300).contains(&response.status) {
+            recorder.pay(pay).await?;
+        }
+        Ok((response.status, response.body))
+    }
 }
 
 /// Runs the recorder until its process is killed. `ready` gets its address.
-pub async fn run(history: &Path, ready: impl FnOnce(SocketAddr)) -> anyhow::Result<()> {
-    let recorder =
-        Arc::new(Recorder { writer: Mutex::new(Writer::create(history)?), state: Mutex::default() });
+pub async fn run(
+    history: &Path,
+    upstream: Option<&str>,
+    ready: impl FnOnce(SocketAddr),
+) -> anyhow::Result<()> {
+    let writer = Mutex::new(Writer::create(history)?);
+    let upstream = upstream.map(Upstream::new).transpose()?;
+    let recorder = Arc::new(Recorder { writer, state: Mutex::default(), upstream });
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     ready(listener.local_addr()?);
     loop {
@@ -127,10 +171,12 @@ pub async fn run(history: &Path, ready: impl FnOnce(SocketAddr)) -> anyhow::Resu
             let mut connection = Connection::new(stream);
             // Errors are expected: callers are killed in the middle of a call.
             while let Ok(Some(request)) = connection.read().await {
-                let (status, body) = match recorder.answer(&request.path, &request.body).await {
-                    Ok(body) => (200, body),
-                    Err(error) => (400, format!("{error:#}").into_bytes()),
+                let answered = match request.path.strip_prefix(EFFECTS) {
+                    Some(workload) => recorder.effect(workload, &request).await,
+                    None => recorder.answer(&request.path, &request.body).await.map(|body| (200, body)),
                 };
+                let (status, body) =
+                    answered.unwrap_or_else(|error| (400, format!("{error:#}").into_bytes()));
                 if connection.answer(status, &body).await.is_err() {
                     return;
                 }
@@ -162,6 +208,26 @@ impl Recorder {
             "/counts" => serde_json::to_vec(&self.state().counts)?,
             _ => bail!("no such path"),
         })
+    }
+
+    /// A call from a program that is not of this run: a handler, or what a proxy passes on.
+    async fn effect(&self, workload: &str, request: &Message) -> anyhow::Result<(u16, Vec<u8>)> {
+        let number = |name: &str| request.header(name).and_then(|value| value.parse::<u64>().ok());
+        let key = request.header("idempotency-key");
+        let pay = Pay {
+            who: "effects".to_owned(),
+            workload: workload.to_owned(),
+            payment: serde_json::from_slice(&request.body).context("the body is not the payment's JSON")?,
+            // A caller without a key is not recognised.
+            key: key.map_or_else(|| format!("{:032x}", fastrand::u128(..)), str::to_owned),
+            fence: number("hapax-fence").unwrap_or_default(),
+            deliveries: 1,
+            takeover: request.header("hapax-takeover").is_some(),
+        };
+        if let Some(upstream) = self.upstream.as_ref().filter(|_| workload == PROXIED) {
+            return upstream.call(self, pay, request).await;
+        }
+        Ok((200, serde_json::to_vec(&self.pay(pay).await?)?))
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -388,8 +454,8 @@ mod tests {
     fn calls_are_recorded_in_the_order_of_their_effects() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("history");
-        let recorder =
-            Recorder { writer: Mutex::new(Writer::create(&path).unwrap()), state: Mutex::default() };
+        let writer = Mutex::new(Writer::create(&path).unwrap());
+        let recorder = Recorder { writer, state: Mutex::default(), upstream: None };
         let payments = Workload::named("payments").unwrap();
         assert_eq!(payments.bank, Bank::Keyed);
         let pay = |number: u64| Pay {

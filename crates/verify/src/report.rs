@@ -203,6 +203,12 @@ impl Report {
         html::page(self)
     }
 
+    /// Violations of the controls, or of the workloads under a guarantee.
+    pub fn violations_of(&self, controls: bool) -> u64 {
+        let rows = self.workloads.iter().filter(|row| row.control == controls);
+        rows.map(|row| row.findings.total()).sum()
+    }
+
     /// All witnesses of workloads under a guarantee.
     pub fn violations(&self) -> impl Iterator<Item = (&Row, &Violation)> {
         let rows = self.workloads.iter().filter(|row| !row.control);
@@ -254,7 +260,8 @@ fn judge_all(rows: &[Row]) -> (Verdict, String) {
 
 fn timeline(events: &[Event]) -> Vec<Second> {
     let mut seconds: BTreeMap<u64, Second> = BTreeMap::new();
-    for event in events {
+    // The director reports effects that it reads at the end, from a bank's own table: their time is not known.
+    for event in events.iter().filter(|event| !event.event.who.starts_with(crate::run::DIRECTOR)) {
         let second = seconds.entry(event.ms / 1_000).or_default();
         match &event.event.act {
             Act::Call { effect: Effect::Moved, .. } => second.effects += 1,
@@ -273,7 +280,8 @@ fn timeline(events: &[Event]) -> Vec<Second> {
 fn fault_spans(events: &[Event]) -> Vec<FaultSpan> {
     let is_effect = |event: &&Event| {
         let control = Workload::named(&event.event.workload).is_none_or(|workload| workload.is_control());
-        !control && matches!(event.event.act, Act::Call { effect: Effect::Moved, .. })
+        let timed = !event.event.who.starts_with(crate::run::DIRECTOR);
+        !control && timed && matches!(event.event.act, Act::Call { effect: Effect::Moved, .. })
     };
     let effects: Vec<u64> = events.iter().filter(is_effect).map(|event| event.ms).collect();
     let recovery = |from: u64, until: u64| {

@@ -32,14 +32,18 @@ const REQUEST: Duration = Duration::from_millis(1_500);
 pub enum Role {
     /// A server of the store with this URL: the program's own `serve` command.
     Server(String),
-    /// The recorder of this history.
-    Recorder(PathBuf),
+    /// The recorder of this history. It passes what a proxy sends on to this URL, if there is one.
+    Recorder(PathBuf, Option<String>),
     /// The checker of this history, for these workloads. It prints findings in JSON.
     Checker(PathBuf, Vec<String>),
     /// A producer.
     Producer(Site),
     /// Workers of all workloads, and the controls.
     Worker(Site),
+    /// A proxy before the upstream of a workload: the program's own `proxy` command with these arguments.
+    Proxy(Vec<String>),
+    /// A worker that runs the user's command: the program's own `work` command with these arguments.
+    Handler(Vec<String>),
     /// A relay of the outbox, and the control beside it.
     Relay(Site),
 }
@@ -59,6 +63,8 @@ pub struct Site {
     pub ledger: Option<String>,
     /// The SQLite file of the transactional workload.
     pub bank: PathBuf,
+    /// The addresses of proxies, by their workload.
+    pub proxies: Vec<(String, SocketAddr)>,
     /// The PostgreSQL store, which then has the bank's table, instead of the file.
     pub database: Option<String>,
 }
@@ -83,8 +89,12 @@ pub fn begin() -> anyhow::Result<Role> {
 /// Runs a role other than the server's.
 pub async fn run(role: Role) -> anyhow::Result<()> {
     match role {
-        Role::Server(_) => bail!("the program itself runs its server"),
-        Role::Recorder(history) => recorder::run(&history, |address| say(&format!("at {address}"))).await,
+        Role::Server(_) | Role::Proxy(..) | Role::Handler(..) => {
+            bail!("the program itself runs its commands")
+        }
+        Role::Recorder(history, upstream) => {
+            recorder::run(&history, upstream.as_deref(), |address| say(&format!("at {address}"))).await
+        }
         Role::Checker(history, workloads) => print_findings(&history, &workloads),
         Role::Producer(site) => producer::run(&site, &site.workloads()?).await,
         Role::Relay(site) => orders::run_relay(&site, &site.workloads()?).await,

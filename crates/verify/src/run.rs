@@ -10,7 +10,7 @@ use hapax_faults::Action;
 
 use crate::aim::Aim;
 use crate::check::Findings;
-use crate::cluster::{Cluster, start};
+use crate::cluster::{Cluster, UserPrograms, start};
 use crate::drain;
 use crate::fault::{self, Fault, HITS_PER_PART, PART, Schedule, Side, Target, WINDOW, WireFault};
 use crate::history::{self, Act, Caused};
@@ -21,6 +21,9 @@ use crate::report::{Report, ReportedFault, RunFacts};
 use crate::roles::{Role, Site};
 use crate::worker::transfers;
 use crate::workload::Workload;
+
+/// The name of this process in the history.
+pub(crate) const DIRECTOR: &str = "director";
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -39,6 +42,10 @@ pub struct Options {
     pub time: Duration,
     /// The seed of the schedule.
     pub seed: u64,
+    /// The user's own handler: a command for the shell, run for each message of a workload.
+    pub handler: Option<String>,
+    /// The user's own service behind the proxy: `http://HOST:PORT/PATH`.
+    pub upstream: Option<String>,
     /// Uses a store that holds other queues.
     pub shared_store: bool,
     /// Keeps the history in this file.
@@ -81,10 +88,12 @@ pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyho
         workloads: names.clone(),
         ledger: options.ledger.clone(),
         bank: folder.path().join("bank.db"),
+        proxies: Vec::new(),
         database: None,
     };
+    let user = UserPrograms { handler: options.handler.clone(), upstream: options.upstream.clone() };
     tell(Progress::Phase(format!("starting {servers} server(s) over {parsed}")));
-    let mut cluster = Cluster::start(&options.program, &store_url, own_store, servers, site, &history)?;
+    let mut cluster = Cluster::start(&options.program, &store_url, own_store, servers, site, user, &history)?;
     let hapax = cluster.connect().await?;
     refuse_used_store(&hapax, options).await?;
     let capabilities = hapax.store().capabilities();
@@ -141,7 +150,7 @@ async fn storm(
     transfers::create(cluster.site()).await?;
     orders::create(cluster.site()).await?;
     cluster.start_clients()?;
-    let reporter = Reporter::new(cluster.site().recorder, "director");
+    let reporter = Reporter::new(cluster.site().recorder, DIRECTOR);
     wait_for_load(cluster, &reporter).await?;
     tell(Progress::Phase(format!(
         "injecting faults for {} s, seed {}",
@@ -198,6 +207,7 @@ fn faults_on(cluster: &Cluster, wanted: &[Fault]) -> anyhow::Result<Vec<Fault>> 
     let possible = |fault: &Fault| match fault {
         Fault::Wire(wire) => cluster.has_proxy(wire),
         Fault::Kill(Target::Store) => cluster.owns_store(),
+        Fault::Kill(Target::Proxy) => cluster.has_proxies(),
         Fault::KillRelay(_) => cluster.has_relay(),
         Fault::Partition => cluster.proxy(Side::Store).is_some(),
         Fault::DiskFull => cluster.is_in_files(),
@@ -241,6 +251,7 @@ async fn inject(
             cluster.workers[worker].resume();
         }
         Fault::Kill(Target::Store) => cluster.restart_store()?,
+        Fault::Kill(Target::Proxy) => cluster.restart_proxies()?,
         Fault::KillRelay(point) => return aim.kill_relay(cluster, point).await,
         Fault::Scale => {
             let worker = random.usize(..cluster.workers.len());

@@ -22,6 +22,15 @@ pub struct Message {
     /// The status of a response; 0 for a request.
     pub status: u16,
     pub body: Vec<u8>,
+    /// Names in lower case.
+    headers: Vec<(String, String)>,
+}
+
+impl Message {
+    /// The value of a header by its name in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(of, _)| of == name).map(|(_, value)| value.as_str())
+    }
 }
 
 /// A connection that carries one message after another.
@@ -63,8 +72,14 @@ impl Connection {
 
     /// Writes a request.
     pub async fn ask(&mut self, path: &str, body: &[u8]) -> anyhow::Result<()> {
+        self.ask_with(path, "", body).await
+    }
+
+    /// Writes a request with more headers, each with its end of line.
+    pub async fn ask_with(&mut self, path: &str, headers: &str, body: &[u8]) -> anyhow::Result<()> {
+        let length = body.len();
         let head =
-            format!("POST {path} HTTP/1.1\r\nhost: recorder\r\ncontent-length: {}\r\n\r\n", body.len());
+            format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {length}\r\n\r\n");
         Ok(self.stream.write_all(&[head.as_bytes(), body].concat()).await?)
     }
 }
@@ -89,7 +104,12 @@ fn parse(buffer: &[u8]) -> anyhow::Result<Option<(Message, usize)>> {
         bail!("a body of {length} bytes is too long");
     }
     let Some(body) = buffer.get(head..head + length) else { return Ok(None) };
-    Ok(Some((Message { path, status, body: body.to_vec() }, head + length)))
+    let text = |header: &httparse::Header<'_>| {
+        let value = String::from_utf8_lossy(header.value).trim().to_owned();
+        (header.name.to_ascii_lowercase(), value)
+    };
+    let headers = headers.iter().filter(|header| !header.name.is_empty()).map(text).collect();
+    Ok(Some((Message { path, status, body: body.to_vec(), headers }, head + length)))
 }
 
 fn incomplete(buffer: &[u8]) -> anyhow::Result<Option<(Message, usize)>> {

@@ -51,8 +51,8 @@ pub async fn run(site: &Site, workloads: &[Workload]) -> anyhow::Result<()> {
                     place.work(workload, || async { Ok(place.payer(workload, OnDoubt::Retry)) }).await
                 });
             }
-            // It runs in the relay's process.
-            Shape::PublishMark => {}
+            // They run in processes of their own.
+            Shape::PublishMark | Shape::Proxy(_) | Shape::Command => {}
             Shape::Transactional => {
                 tasks.spawn(async move {
                     place.work(workload, || transfers::worker(&place, workload, &site)).await

@@ -14,6 +14,10 @@ pub enum Shape {
     Claims,
     /// Orders in a database with an outbox: relays publish, and workers of Hapax consume.
     Outbox,
+    /// Requests through `hapax proxy` to a service.
+    Proxy(OnDoubt),
+    /// A command of the user's, run by `hapax work`.
+    Command,
     /// Control: ack, then pay.
     AckBefore,
     /// Control: pay, then ack.
@@ -56,8 +60,11 @@ pub struct Workload {
     pub redrive: bool,
 }
 
+/// The workload of `--handler-cmd`.
+pub const HANDLER: &str = "handler";
+
 /// All workloads, controls last.
-pub const ALL: [Workload; 11] = [
+pub const ALL: [Workload; 14] = [
     Workload {
         name: "payments",
         title: "payments to a bank that checks keys",
@@ -129,6 +136,36 @@ pub const ALL: [Workload; 11] = [
         fifo: true,
         redrive: false,
     },
+    Workload {
+        name: crate::recorder::PROXIED,
+        title: "requests through the proxy to a service that checks nothing",
+        boundary: "at most once at the service; an interrupted request is in doubt, and answered with 409",
+        tier: Tier::EffectivelyOnce,
+        shape: Shape::Proxy(OnDoubt::Park),
+        bank: Bank::Trusting,
+        fifo: false,
+        redrive: false,
+    },
+    Workload {
+        name: "charges-keyed",
+        title: "requests through the proxy to a service that checks keys",
+        boundary: "once at a service that is idempotent by the derived key; doubt is retried",
+        tier: Tier::EffectivelyOnce,
+        shape: Shape::Proxy(OnDoubt::Retry),
+        bank: Bank::Keyed,
+        fifo: false,
+        redrive: false,
+    },
+    Workload {
+        name: HANDLER,
+        title: "your command (--handler-cmd), run by `hapax work`",
+        boundary: "once, if the command passes HAPAX_DERIVED_KEY on and its sink is idempotent by it; doubt is retried",
+        tier: Tier::EffectivelyOnce,
+        shape: Shape::Command,
+        bank: Bank::Keyed,
+        fifo: false,
+        redrive: false,
+    },
     control("ack-before", "naive: ack, then pay", "loses what is under way in a crash", Shape::AckBefore),
     control("ack-after", "naive: pay, then ack", "repeats what is under way in a crash", Shape::AckAfter),
     control(
@@ -174,7 +211,7 @@ impl Workload {
 
     /// Whether its messages go through a queue.
     pub fn has_queue(&self) -> bool {
-        !matches!(self.shape, Shape::Claims | Shape::PublishMark)
+        !matches!(self.shape, Shape::Claims | Shape::PublishMark | Shape::Proxy(_))
     }
 
     /// Whether producers write its payments to a database, and relays publish them.
@@ -187,7 +224,7 @@ impl Workload {
         match self.shape {
             Shape::Claims => 0,
             Shape::Worker(_) => 6,
-            Shape::Transactional | Shape::Outbox => 3,
+            Shape::Transactional | Shape::Outbox | Shape::Proxy(_) => 3,
             _ => 2,
         }
     }

@@ -10,7 +10,7 @@ use hapax::Tier;
 use hapax_verify::fault::{Fault, ROUND};
 use hapax_verify::report::{Report, Verdict};
 use hapax_verify::roles::{self, Role};
-use hapax_verify::workload::{self, Workload};
+use hapax_verify::workload::{self, HANDLER, Workload};
 use hapax_verify::{Options, Progress};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -68,6 +68,13 @@ pub struct VerifyArgs {
     /// Only faults whose name contains one of these texts, for example `kill -9`.
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     faults: Vec<String>,
+    /// Your own handler: a command for the shell, run by `hapax work` for each message of the workload `handler`. It has to
+    /// POST the message's body to HAPAX_VERIFY_SINK, with HAPAX_DERIVED_KEY as Idempotency-Key.
+    #[arg(long, value_name = "CMD")]
+    handler_cmd: Option<String>,
+    /// Your own service behind `hapax proxy`, for the workload `charges`: http://HOST:PORT/PATH.
+    #[arg(long, value_name = "URL")]
+    upstream: Option<String>,
     /// Uses a store that holds other queues or ledger entries. Its servers elsewhere are not touched.
     #[arg(long)]
     shared_store: bool,
@@ -91,13 +98,17 @@ impl VerifyArgs {
             let known = Workload::named(name).ok_or_else(|| {
                 usage(format!("there is no workload {name}; `hapax verify --list` shows those that are"))
             })?;
+            if known.name == HANDLER && self.handler_cmd.is_none() {
+                return Err(usage("the workload handler needs --handler-cmd"));
+            }
             if known.is_control() {
                 return Err(usage(format!("{name} is a control, and part of every run")));
             }
         }
         let wanted = |workload: &Workload| {
             workload.is_control()
-                || (self.only.is_empty() || self.only.iter().any(|name| name == workload.name))
+                || (workload.name != HANDLER || self.handler_cmd.is_some())
+                    && (self.only.is_empty() || self.only.iter().any(|name| name == workload.name))
                     && self.tier.is_none_or(|tier| tier == workload.tier)
         };
         let mut chosen: Vec<Workload> = workload::ALL.into_iter().filter(wanted).collect();
@@ -134,6 +145,8 @@ impl VerifyArgs {
             faults: self.faults()?,
             time: Duration::from_millis(time_ms),
             seed,
+            handler: self.handler_cmd.clone(),
+            upstream: self.upstream.clone(),
             shared_store: self.shared_store,
             history: self.history.clone(),
             command: self.command(seed, time_ms),
@@ -158,6 +171,8 @@ impl VerifyArgs {
         if !self.faults.is_empty() {
             words.push(format!("--faults '{}'", self.faults.join(",")));
         }
+        words.extend(self.handler_cmd.as_ref().map(|command| format!("--handler-cmd '{command}'")));
+        words.extend(self.upstream.as_ref().map(|url| format!("--upstream {}", hapax::without_secrets(url))));
         words.push(format!("--seed {seed}"));
         words.join(" ")
     }
@@ -260,6 +275,14 @@ pub fn role() -> ExitCode {
                     let Command::Serve(args) = cli.command else { bail!("not a server") };
                     crate::serve::run(*args).await
                 }
+                Role::Proxy(args) => {
+                    let cli =
+                        Cli::try_parse_from(["hapax", "proxy"].map(str::to_owned).into_iter().chain(args))?;
+                    let Command::Proxy(args) = cli.command else { bail!("not a proxy") };
+                    crate::command::proxy::run(*args).await
+                }
+                // The server may be down when it starts.
+                Role::Handler(args) => roles::repeat(|| work(&args)).await,
                 role => roles::run(role).await,
             }
         })
@@ -271,4 +294,10 @@ pub fn role() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+async fn work(args: &[String]) -> anyhow::Result<()> {
+    let cli = Cli::try_parse_from(["hapax", "work"].into_iter().chain(args.iter().map(String::as_str)))?;
+    let Command::Work(args) = cli.command else { bail!("not a worker") };
+    crate::command::work::run(*args).await
 }

@@ -12,11 +12,14 @@ h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}table{border-collapse:co
 th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #d8dde6;vertical-align:top}\
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.held,.caught{color:#176639}.violated,.invalid{color:#a11226}\
 .inconclusive{color:#7a5300}pre{background:#f3f5f9;padding:.8rem;overflow:auto;font-size:12px}svg{width:100%;height:auto}\
+.sum{font-size:1.1rem}.key{font-size:13px;margin-top:0}.key span{margin-left:.8rem}td:last-child{white-space:nowrap}\
 @media(prefers-color-scheme:dark){body{background:#12161d;color:#e4e8ef}th,td{border-color:#333c4a}pre{background:#1b212b}\
 .held,.caught{color:#6ed09a}.violated,.invalid{color:#ff8a98}.inconclusive{color:#e6b450}}";
 
 /// Faults that are listed; a long run has many, and the page has to stay small.
 const FAULTS_MAX: usize = 300;
+/// Width of a fault's band that has room for its number.
+const NUMBER_WIDTH: f64 = 16.0;
 /// Points of the plot; a longer run is drawn with several seconds in one.
 const POINTS_MAX: usize = 600;
 
@@ -32,12 +35,15 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
         out,
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
          <title>hapax verify: {verdict}</title><style>{STYLE}</style>\n\
-         <h1>hapax verify: <span class=\"{verdict}\">{verdict}</span></h1>\n<p>{}.</p>\n\
+         <h1>hapax verify: <span class=\"{verdict}\">{verdict}</span></h1>\n<p class=\"sum\">Violations: naive programs \
+         <b>{}</b>, Hapax <b>{}</b></p>\n<p>{}.</p>\n\
          <p>{} operations, {} of them hit by faults. {} of {} faults bit. {:.0} s, seed {}, Hapax {}, {} ({}).</p>\n\
          <p>Again: <code>{}</code></p>\n",
-        escape(&report.why),
-        report.operations,
-        report.faulted_operations,
+        grouped(report.violations_of(true)),
+        grouped(report.violations_of(false)),
+        escape(&sentence(&report.why)),
+        grouped(report.operations),
+        grouped(report.faulted_operations),
         report.faults_that_bit,
         report.faults.len(),
         facts.seconds,
@@ -70,15 +76,34 @@ fn write_workloads(report: &Report, out: &mut String) -> std::fmt::Result {
             escape(row.workload),
             escape(row.title),
             escape(row.boundary),
-            row.findings.accepted,
-            row.findings.effects,
-            row.findings.suppressed,
-            row.findings.total(),
+            grouped(row.findings.accepted),
+            grouped(row.findings.effects),
+            grouped(row.findings.suppressed),
+            grouped(row.findings.total()),
             escape(&verdict),
         )?;
     }
     out.push_str("</table>\n");
     Ok(())
+}
+
+/// A number with its digits in groups of three.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A text that begins with a capital letter.
+fn sentence(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
 fn shown(row: &Row) -> (&'static str, String) {
@@ -120,12 +145,23 @@ fn plot(report: &Report, out: &mut String) -> std::fmt::Result {
         let colour = if bit { "#d9534f" } else { "#8a94a6" };
         write!(
             out,
-            "<rect x=\"{from:.1}\" y=\"0\" width=\"{:.1}\" height=\"{height}\" fill=\"{colour}\" opacity=\".14\"><title>{} \
+            "<rect x=\"{from:.1}\" y=\"0\" width=\"{:.1}\" height=\"{height}\" fill=\"{colour}\" opacity=\"{}\"><title>{} \
              {}</title></rect>",
             (until - from).max(1.0),
+            // Two tones, so that faults which follow each other can be told apart.
+            if span.number.is_multiple_of(2) { ".10" } else { ".20" },
             span.number,
             escape(name),
         )?;
+        if until - from >= NUMBER_WIDTH {
+            write!(
+                out,
+                "<text x=\"{:.1}\" y=\"{}\" font-size=\"11\" fill=\"#8a94a6\" text-anchor=\"middle\">{}</text>",
+                f64::midpoint(from, until),
+                height - 4.0,
+                span.number
+            )?;
+        }
     }
     let step = width / points.len().max(1) as f64;
     let line = |of: &dyn Fn(&(u64, u64)) -> u64| -> String {
@@ -140,12 +176,14 @@ fn plot(report: &Report, out: &mut String) -> std::fmt::Result {
     }
     writeln!(
         out,
-        "<text x=\"4\" y=\"12\" font-size=\"12\" fill=\"#2f6fd6\">effects per second, at most {most}</text>\
-         <text x=\"4\" y=\"28\" font-size=\"12\" fill=\"#c07a16\">duplicates suppressed per second</text>\
-         <text x=\"4\" y=\"{0}\" font-size=\"12\" fill=\"#8a94a6\">0 s</text>\
-         <text x=\"{width}\" y=\"{0}\" font-size=\"12\" fill=\"#8a94a6\" text-anchor=\"end\">{1} s</text></svg>",
+        "<text x=\"4\" y=\"12\" font-size=\"12\" fill=\"#8a94a6\">{2} per second</text><text x=\"4\" y=\"{0}\" font-size=\"12\" fill=\"#8a94a6\">0 s</text>\
+         <text x=\"{width}\" y=\"{0}\" font-size=\"12\" fill=\"#8a94a6\" text-anchor=\"end\">{1} s</text></svg>\n\
+         <p class=\"key\"><span style=\"color:#2f6fd6\">■</span> effects <span style=\"color:#c07a16\">■</span> duplicates \
+         suppressed <span style=\"color:#d9534f\">■</span> a fault that bit, by its number below <span \
+         style=\"color:#8a94a6\">■</span> one that did not</p>",
         height + 16.0,
         report.timeline.len(),
+        grouped(most),
     )
 }
 

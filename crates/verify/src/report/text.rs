@@ -27,7 +27,7 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     )?;
     writeln!(
         out,
-        "{:<12} {:<17} {:>8} {:>8} {:>11} {:>5} {:>5} {:>6} {:>8}  verdict",
+        "{:<13} {:<17} {:>8} {:>8} {:>11} {:>5} {:>5} {:>6} {:>8}  verdict",
         "workload", "tier", "accepted", "effects", "suppressed", "left", "lost", "twice", "others"
     )?;
     for row in &report.workloads {
@@ -49,9 +49,8 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
             writeln!(out, "  {}", line(event))?;
         }
     }
-    let (naive, ours): (Vec<&Row>, Vec<&Row>) = report.workloads.iter().partition(|row| row.control);
-    let sum = |rows: &[&Row]| rows.iter().map(|row| row.findings.total()).sum::<u64>();
-    writeln!(out, "\nviolations: naive = {}, Hapax = {}", sum(&naive), sum(&ours))?;
+    let (naive, ours) = (report.violations_of(true), report.violations_of(false));
+    writeln!(out, "\nviolations: naive = {naive}, Hapax = {ours}")?;
     writeln!(out, "{}: {}", report.verdict.name(), report.why)?;
     writeln!(out, "again: {}", facts.command)
 }
@@ -80,7 +79,7 @@ fn write_row(row: &Row, out: &mut String) -> std::fmt::Result {
     };
     writeln!(
         out,
-        "{:<12} {tier:<17} {:>8} {:>8} {:>11} {:>5} {lost:>5} {twice:>6} {:>8}  {verdict}",
+        "{:<13} {tier:<17} {:>8} {:>8} {:>11} {:>5} {lost:>5} {twice:>6} {:>8}  {verdict}",
         row.workload,
         findings.accepted,
         findings.effects,

@@ -1,0 +1,86 @@
+//! `hapax verify` with programs of the user's: a handler (`--handler-cmd`) and a service behind the proxy (`--upstream`).
+
+mod common;
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use common::{proxied, run};
+use serde_json::Value;
+
+/// How the handler of these tests is told to leave the key out.
+const NO_KEY: &str = "VERIFY_TEST_NO_KEY";
+
+/// Runs verify for one workload; returns its verdict and the workload's row.
+fn verify(workload: &str, faults: &str, more: &[&str]) -> (Value, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["verify", "--json", "--for", "4s", "--seed", "1", "--only", workload, "--faults", faults];
+    let done = run(&folder, &[&args, more].concat());
+    let report: Value =
+        serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"));
+    let rows = report["workloads"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["workload"] == workload).unwrap();
+    println!("{row:#}\n{}", done.stderr);
+    (report["verdict"].clone(), row.clone())
+}
+
+/// The command that runs [`handler`] in a process of its own.
+fn handler_command(variable: &str) -> String {
+    let program = std::env::current_exe().unwrap();
+    format!("{variable}=1 '{}' --exact handler --nocapture --test-threads=1", program.display())
+}
+
+/// Not a test of its own: the handler of the others.
+#[test]
+fn handler() {
+    let Ok(sink) = std::env::var("HAPAX_VERIFY_SINK") else { return };
+    let (host, path) = sink.trim_start_matches("http://").split_once('/').unwrap();
+    let mut body = String::new();
+    std::io::stdin().read_to_string(&mut body).unwrap();
+    let key = match std::env::var_os(NO_KEY) {
+        Some(_) => String::new(),
+        None => format!("idempotency-key: {}\r\n", std::env::var("HAPAX_DERIVED_KEY").unwrap()),
+    };
+    let head =
+        format!("POST /{path} HTTP/1.1\r\nhost: {host}\r\n{key}content-length: {}\r\n\r\n", body.len());
+    let mut stream = TcpStream::connect(host).unwrap();
+    stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    if !key.is_empty() {
+        return;
+    }
+    // Most of its time is between the effect and its end, so a kill falls there.
+    std::thread::sleep(Duration::from_millis(300));
+}
+
+#[test]
+fn a_handler_that_passes_its_key_on_takes_effect_once() {
+    let command = handler_command("VERIFY_TEST_KEY");
+    let (verdict, row) = verify("handler", "kill -9 of a worker", &["--handler-cmd", &command]);
+    assert_eq!(verdict, "held");
+    assert!(row["effects"].as_u64() >= row["accepted"].as_u64(), "{row:#}");
+}
+
+#[test]
+fn a_handler_that_ignores_its_key_is_caught() {
+    let command = handler_command(NO_KEY);
+    let (verdict, row) = verify("handler", "kill -9 of a worker", &["--handler-cmd", &command]);
+    assert_eq!(verdict, "violated");
+    assert!(row["counts"]["effect-twice"].as_u64() > Some(0), "{row:#}");
+}
+
+#[test]
+fn a_service_behind_the_proxy_is_called_once_for_each_request() {
+    let (service, calls) = proxied::service();
+    let url = format!("http://{service}/charges");
+    let (verdict, row) = verify("charges", "proxies,kill -9 of a worker", &["--upstream", &url]);
+    assert_eq!(verdict, "held");
+    // The service's own count is that of the report, but for what was under way at its end: one request of each account.
+    let (effects, calls) = (row["effects"].as_u64().unwrap(), calls.load(Ordering::SeqCst) as u64);
+    assert!((effects..=effects + 3).contains(&calls), "{calls} calls, {effects} effects");
+    assert!(row["suppressed"].as_u64() > Some(0), "{row:#}");
+}
