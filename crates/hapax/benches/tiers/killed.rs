@@ -48,7 +48,7 @@ pub struct After {
     pub sent: usize,
     pub lost: usize,
     pub repeated: usize,
-    pub parked: u64,
+    pub parked: usize,
 }
 
 pub async fn measure(site: &Site, mode: Mode, kills: usize) -> After {
@@ -91,8 +91,10 @@ pub async fn measure(site: &Site, mode: Mode, kills: usize) -> After {
     After {
         kills: done,
         sent,
-        lost: sent - counts.len(),
+        lost: (0..sent as u64)
+            .filter(|number| !counts.contains_key(number) && !parked.contains(number))
+            .count(),
         repeated: counts.values().filter(|count| **count > 1).count(),
-        parked,
+        parked: parked.len(),
     }
 }

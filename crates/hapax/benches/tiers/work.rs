@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use hapax::core::{Browse, MessageState};
 use hapax::postgres::{Options, PostgresInbox, PostgresStore};
 use hapax::worker::StopWhen;
 
@@ -182,8 +183,12 @@ impl Flow {
         }
     }
 
-    pub async fn parked(&self) -> u64 {
-        self.hapax.store().stats(self.queue.name()).await.expect("the queue is there").parked
+    /// The numbers of the messages that wait for a decision.
+    pub async fn parked(&self) -> Vec<u64> {
+        let browse = Browse { state: Some(MessageState::Parked), limit: 1_000, ..Browse::default() };
+        let page = self.hapax.store().browse(self.queue.name(), browse).await.expect("the queue is there");
+        let bodies = page.items.into_iter().filter_map(|view| view.body);
+        bodies.map(|body| serde_json::from_slice(&body).expect("a number")).collect()
     }
 
     pub async fn close(self) {
