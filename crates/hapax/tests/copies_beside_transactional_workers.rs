@@ -86,6 +86,8 @@ async fn works(
         PostgresInbox::with_options(&site.store, InboxOptions { isolation, ..InboxOptions::default() });
     let builder = queue.async_transactional_worker(&inbox.unwrap(), |number: i32, db, _cx| {
         Box::pin(async move {
+            // So slow that transfers are left when the copy begins, on a fast machine as well.
+            tokio::time::sleep(Duration::from_millis(if number < COUNT / 2 { 0 } else { 40 })).await;
             sqlx::query("INSERT INTO journal VALUES ($1)").bind(number).execute(db).await.map(drop)
         })
     });
