@@ -122,7 +122,9 @@ mod tests {
 
     fn completed(observed: &[(u64, Event)], record: Vec<FailedAttempt>) -> Vec<Event> {
         let mut life = Life::new(Subject::Message(MessageId(1)), None);
-        observed.iter().for_each(|(at_ms, event)| life.push(*at_ms, event.clone()));
+        for (at_ms, event) in observed {
+            life.push(*at_ms, event.clone());
+        }
         life.add_record(record);
         complete(&mut life);
         life.moments.into_iter().map(|moment| moment.event).collect()

@@ -471,7 +471,9 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    (0..2_000).for_each(|number| drop(recorder.pay_and_record(&payments, pay(number))))
+                    for number in 0..2_000 {
+                        drop(recorder.pay_and_record(&payments, pay(number)));
+                    }
                 });
             }
         });

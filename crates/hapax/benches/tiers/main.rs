@@ -133,11 +133,11 @@ async fn costs(args: &Args) {
 async fn throughput(site: &Site, mode: Mode, messages: usize) -> (f64, Used) {
     let flow = Flow::open(&site.fresh().await, mode).await;
     flow.send(messages).await;
-    let before = site.used().await;
+    let before = site.used();
     let start = Instant::now();
     flow.work(messages, 64).await;
     let secs = start.elapsed().as_secs_f64();
-    let used = site.used().await.since(&before).for_each(messages);
+    let used = site.used().since(&before).for_each(messages);
     (messages as f64 / secs, used)
 }
 

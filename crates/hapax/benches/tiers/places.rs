@@ -86,7 +86,7 @@ impl Site {
     }
 
     /// What was used until now.
-    pub async fn used(&self) -> Totals {
+    pub fn used(&self) -> Totals {
         let (children, server_bytes) = match &self.server {
             Server::None => (HashMap::new(), None),
             Server::Postgres(postgres) => {
