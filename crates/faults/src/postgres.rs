@@ -208,11 +208,22 @@ impl PostgresServer {
         let _ = Command::new("kill").arg(format!("-{signal}")).args(all).stderr(Stdio::null()).status();
     }
 
-    /// Starts it again, on the same data and port.
+    /// Starts it again, on the same data and port. After a kill, a process of the old server may still hold the shared memory
+    /// for a moment: the new one ends then, and is started once more.
     ///
     /// # Panics
     /// If it was not started here.
     pub fn run(&self) -> Result<(), String> {
+        let start = Instant::now();
+        loop {
+            match self.run_once() {
+                Err(_) if start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(50)),
+                done => return done,
+            }
+        }
+    }
+
+    fn run_once(&self) -> Result<(), String> {
         let own = self.own.as_ref().expect("only a server that was started here is started again");
         let (log, data) = (own.folder.path().join("log"), own.folder.path().join("data"));
         let mut args = vec!["-D".into(), data.into_os_string(), "-p".into(), own.port.to_string().into()];
@@ -221,18 +232,24 @@ impl PostgresServer {
             args.extend(["-c".into(), setting.into()]);
         }
         let watch = Watch::start("QUIT", own.folder.path(), own.user, &program("postgres")?, &args)?;
+        let ready = own.wait_until_ready(&log, &watch);
+        if ready.is_err() {
+            // Dropping it would remove the data.
+            watch.stop("KILL");
+            return ready;
+        }
         *own.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
-        own.wait_until_ready(&log)
+        Ok(())
     }
 }
 
 impl Own {
-    fn wait_until_ready(&self, log: &Path) -> Result<(), String> {
+    fn wait_until_ready(&self, log: &Path, watch: &Watch) -> Result<(), String> {
         let start = Instant::now();
         let mut ready = command(&program("pg_isready")?, None);
         ready.args(["--quiet", "--host=127.0.0.1", "--port", &self.port.to_string()]);
         while !ready.status().map_err(|error| error.to_string())?.success() {
-            if start.elapsed() > PATIENCE {
+            if watch.has_ended() || start.elapsed() > PATIENCE {
                 return Err(format!(
                     "the server did not start: {}",
                     fs::read_to_string(log).unwrap_or_default()

@@ -44,6 +44,19 @@ impl Watch {
         Ok(Self { shell, input })
     }
 
+    /// Whether the server has ended by itself. The shell, which waits for its input, does not notice.
+    pub fn has_ended(&self) -> bool {
+        let shell = self.shell.id();
+        let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"));
+        let Ok(children) = children else { return false };
+        children.split_whitespace().next().is_some_and(|server| {
+            // The state follows the name, which is in brackets.
+            std::fs::read_to_string(format!("/proc/{server}/stat")).is_ok_and(|stat| {
+                stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'))
+            })
+        })
+    }
+
     /// Sends a signal to the server by its name, and waits for its end.
     pub fn stop(mut self, signal: &str) {
         writeln!(self.input, "{signal}").expect("the shell reads it");

@@ -1,9 +1,9 @@
-//! A private server ends when it is dropped, and when the process that started it is killed.
+//! A private server ends when it is dropped, and when the process that started it is killed; a killed one starts again.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use hapax_faults::{PgBouncer, Process, rerun_test};
+use hapax_faults::{PgBouncer, PostgresServer, Process, rerun_test};
 
 const CHILD: &str = "HAPAX_TEST_CHILD";
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -46,4 +46,28 @@ fn the_pooler_of_a_killed_process_ends() {
         assert!(start.elapsed() < PATIENCE, "it still listens");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// PostgreSQL does not start while a process of the server before it holds its shared memory.
+#[test]
+fn a_killed_server_starts_again_when_its_last_process_has_ended() {
+    let server = PostgresServer::start_in_memory().unwrap();
+    server.sql("postgres", "CREATE TABLE kept (number int)").unwrap();
+    let last = server
+        .sql("postgres", "CHECKPOINT; SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'");
+    let last = last.unwrap().lines().last().unwrap().to_owned();
+    let signal = |signal: &str| {
+        let sent = std::process::Command::new("kill").args([signal, &last]).status().unwrap();
+        assert!(sent.success());
+    };
+    signal("-STOP");
+    server.stop("KILL");
+    std::thread::scope(|scope| {
+        let started = scope.spawn(|| server.run());
+        // However long this takes, the server starts in the end; the first attempt fails if this is long enough.
+        std::thread::sleep(Duration::from_millis(500));
+        signal("-KILL");
+        started.join().unwrap().unwrap();
+    });
+    server.sql("postgres", "SELECT * FROM kept").unwrap();
 }
