@@ -1,0 +1,1 @@
+//! Exactly-once inside Kafka, and from Kafka to a database.
