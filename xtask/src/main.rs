@@ -4,6 +4,7 @@ mod args;
 mod bench;
 mod child;
 mod clients;
+mod kafka;
 mod report;
 mod services;
 mod suite;

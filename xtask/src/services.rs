@@ -8,6 +8,7 @@ use std::time::Duration;
 use hapax_faults::{PROGRAMS_VARIABLE, PatroniCluster, PgBouncer, PostgresServer};
 
 use crate::child;
+use crate::kafka;
 use crate::suite::{Context, Outcome, Skip, Step};
 use crate::valkey;
 
@@ -40,6 +41,7 @@ pub const STEPS: &[Step] = &[
         needs_build: false,
         action: prometheus,
     },
+    Step { name: "service: kafka", limit: Duration::from_mins(10), needs_build: false, action: kafka::step },
     Step { name: "service: patroni", limit: Duration::from_mins(10), needs_build: false, action: patroni },
 ];
 
@@ -171,7 +173,7 @@ fn patroni(cx: &Context, step: &Step) -> Outcome {
 }
 
 /// Installs a package of Debian. `Some`: it could not be installed.
-fn install(cx: &Context, step: &Step, what: &str, package: &str) -> Option<Outcome> {
+pub fn install(cx: &Context, step: &Step, what: &str, package: &str) -> Option<Outcome> {
     if !has("apt-get") || !is_root() {
         let remedy =
             format!("{what} is not installed; install Debian's {package}, or put its programs on the path");

@@ -24,6 +24,9 @@ pub enum Protocol {
     Postgres,
     /// Redis, without encryption. The label is the name of the command, also on its reply.
     Redis,
+    /// Kafka, without encryption. The label is the name of the request with its `transactional.id`, or with the client's id
+    /// if it has none (`EndTxn orders-1`, `Fetch reader`), also on its answer.
+    Kafka,
 }
 
 /// A part of a connection that is forwarded, or not, as a whole.
@@ -33,8 +36,11 @@ pub(crate) struct Frame {
     pub bytes: Vec<u8>,
 }
 
-/// The request lines without a response yet, oldest first; shared by both directions of one connection.
-pub(crate) type Pending = Arc<Mutex<VecDeque<String>>>;
+/// The labels of the requests without a response yet, oldest first; shared by both directions of one connection. The number
+/// is that of a Kafka request, by which its answer is found.
+pub(crate) type Pending = Arc<Mutex<VecDeque<(i32, String)>>>;
+/// For protocols whose requests have no number.
+const UNNUMBERED: i32 = 0;
 
 /// Splits one direction of one connection into frames.
 pub(crate) struct Framer {
@@ -70,6 +76,8 @@ impl Framer {
             (Protocol::Postgres, Direction::Answer) => self.postgres_answer(),
             (Protocol::Redis, Direction::Request) => self.redis_request(),
             (Protocol::Redis, Direction::Answer) => self.redis_answer(),
+            (Protocol::Kafka, Direction::Request) => self.kafka_request(),
+            (Protocol::Kafka, Direction::Answer) => self.kafka_answer(),
             (_, Direction::Request) => self.request(),
             (_, Direction::Answer) => self.answer(),
         }
@@ -78,14 +86,14 @@ impl Framer {
     fn postgres_request(&mut self) -> Option<Frame> {
         let found = self.postgres.next(&self.buffer)?;
         if found.answered {
-            self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(found.label.clone());
+            self.expect_answer(UNNUMBERED, &found.label);
         }
         Some(self.cut(found.label, found.bytes))
     }
 
     fn postgres_answer(&mut self) -> Option<Frame> {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let label = pending.front().cloned();
+        let label = pending.front().map(|(_, label)| label.clone());
         let (bytes, ends) = crate::postgres_frames::answer(&self.buffer, label.as_deref())?;
         if ends {
             pending.pop_front();
@@ -96,7 +104,7 @@ impl Framer {
 
     fn redis_request(&mut self) -> Option<Frame> {
         let (label, bytes) = crate::redis_frames::request(&self.buffer)?;
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(label.clone());
+        self.expect_answer(UNNUMBERED, &label);
         Some(self.cut(label, bytes))
     }
 
@@ -105,7 +113,27 @@ impl Framer {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let label = answers.then(|| pending.pop_front()).flatten();
         drop(pending);
-        Some(self.cut(label.unwrap_or_default(), bytes))
+        Some(self.cut(label.map_or_else(String::new, |(_, label)| label), bytes))
+    }
+
+    fn kafka_request(&mut self) -> Option<Frame> {
+        let (label, number, bytes) = crate::kafka_frames::request(&self.buffer)?;
+        self.expect_answer(number, &label);
+        Some(self.cut(label, bytes))
+    }
+
+    fn kafka_answer(&mut self) -> Option<Frame> {
+        let (number, bytes) = crate::kafka_frames::answer(&self.buffer)?;
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        // A request that was dropped on the way has none.
+        let place = pending.iter().position(|(pending, _)| *pending == number);
+        let label = place.and_then(|place| pending.remove(place));
+        drop(pending);
+        Some(self.cut(label.map_or_else(String::new, |(_, label)| label), bytes))
+    }
+
+    fn expect_answer(&self, number: i32, label: &str) {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back((number, label.to_owned()));
     }
 
     /// The remaining bytes when the connection ends in the middle of a frame.
@@ -127,7 +155,7 @@ impl Framer {
         if self.buffer.len() < length {
             return None;
         }
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(label.clone());
+        self.expect_answer(UNNUMBERED, &label);
         Some(self.cut(label, length))
     }
 
@@ -139,7 +167,7 @@ impl Framer {
         let code = head.code.unwrap_or_default();
         let interim = (100..200).contains(&code) && code != 101;
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let request = pending.front().cloned().unwrap_or_default();
+        let request = pending.front().map(|(_, label)| label.clone()).unwrap_or_default();
         let bodiless = interim || matches!(code, 204 | 304) || request.starts_with("HEAD ");
         let length = match body_of(head.headers) {
             _ if bodiless => head_bytes,
@@ -222,7 +250,8 @@ mod tests {
     use super::*;
 
     fn frames(direction: Direction, pending: &[&str], wire: &str) -> Vec<(String, String)> {
-        let pending: Pending = Arc::new(Mutex::new(pending.iter().map(|&line| line.to_owned()).collect()));
+        let pending: Pending =
+            Arc::new(Mutex::new(pending.iter().map(|&line| (UNNUMBERED, line.to_owned())).collect()));
         let mut framer = Framer::new(Protocol::Http, direction, pending);
         let mut found = Vec::new();
         // Byte by byte: the frames must not depend on the network's packets.

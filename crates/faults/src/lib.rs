@@ -1,7 +1,7 @@
 //! Injects faults, so that tests can show that data and guarantees survive them.
 //!
 //! [`Process`] runs a program that can be killed and paused; [`FaultProxy`] sits between a client and a server and
-//! cuts, delays, drops, duplicates or holds messages; [`PostgresServer`] and [`RedisServer`] are servers that can be stopped,
+//! cuts, delays, drops, duplicates or holds messages; [`PostgresServer`], [`RedisServer`] and [`KafkaServer`] are servers that can be stopped,
 //! [`PatroniCluster`] is two of the first with failover, and [`PgBouncer`] is a pooler before one. [`Process`] and
 //! [`FaultProxy`] report their actions: a fault that hit nothing proves nothing, so a test asserts on [`FaultHandle::count`].
 //!
@@ -17,6 +17,8 @@
 //! ```
 
 mod frame;
+mod kafka;
+mod kafka_frames;
 mod patroni;
 mod pgbouncer;
 mod postgres;
@@ -29,6 +31,7 @@ mod redis;
 mod redis_frames;
 
 pub use frame::{Direction, Protocol};
+pub use kafka::KafkaServer;
 pub use patroni::{PatroniCluster, Replication};
 pub use pgbouncer::PgBouncer;
 pub use postgres::{PROGRAMS_VARIABLE, PostgresServer, ROLE_WITH_PASSWORD};

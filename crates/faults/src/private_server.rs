@@ -46,15 +46,26 @@ impl Watch {
 
     /// Whether the server has ended by itself. The shell, which waits for its input, does not notice.
     pub fn has_ended(&self) -> bool {
-        let shell = self.shell.id();
-        let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"));
-        let Ok(children) = children else { return false };
-        children.split_whitespace().next().is_some_and(|server| {
+        self.server().is_some_and(|server| {
             // The state follows the name, which is in brackets.
             std::fs::read_to_string(format!("/proc/{server}/stat")).is_ok_and(|stat| {
                 stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'))
             })
         })
+    }
+
+    /// The server's process id.
+    fn server(&self) -> Option<String> {
+        let shell = self.shell.id();
+        let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).ok()?;
+        children.split_whitespace().next().map(str::to_owned)
+    }
+
+    /// Sends a signal to the server by its name, and does not wait.
+    pub fn signal(&self, signal: &str) {
+        let server = self.server().expect("it runs");
+        let sent = Command::new("kill").args(["-s", signal, &server]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "the server's process can be signalled");
     }
 
     /// Sends a signal to the server by its name, and waits for its end.

@@ -50,9 +50,12 @@ pub enum Action {
     Drop,
     /// The frame is forwarded later; the frames after it wait.
     Delay(Duration),
-    /// The frame arrives twice. The copy of an HTTP request is sent first, on a separate connection, and its response
-    /// is discarded.
+    /// The frame arrives twice. The copy of an HTTP or Kafka request is sent first, on a separate connection, and its
+    /// response is discarded.
     Duplicate,
+    /// A request is forwarded, and a copy of it at [`FaultHandle::release`], on a separate connection; the response to the
+    /// copy is discarded. Only one request is copied.
+    Repeat,
     /// The frame waits until [`FaultHandle::release`], and is then forwarded even if its sender has closed the
     /// connection.
     Hold,
@@ -69,6 +72,8 @@ struct Fault {
     limits: Mutex<Limits>,
     count: watch::Sender<u64>,
     released: watch::Sender<bool>,
+    /// How many copies of [`Action::Repeat`] were answered.
+    repeated: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
@@ -110,9 +115,25 @@ impl FaultHandle {
         self.0.released.send_replace(true);
     }
 
+    /// Waits until the copy of [`Action::Repeat`] was answered. Panics if that takes longer than [`TIMEOUT`].
+    pub async fn wait_for_repeated(&self) {
+        let mut repeated = self.0.repeated.subscribe();
+        let reached = tokio::time::timeout(TIMEOUT, repeated.wait_for(|repeated| *repeated > 0)).await;
+        assert!(reached.is_ok(), "{:?} was not repeated", self.0.on);
+    }
+
     /// Disables the fault. Held frames stay held.
     pub fn remove(&self) {
         self.limits().times = 0;
+    }
+
+    /// Waits for [`FaultHandle::release`].
+    async fn released(&self) -> Result<(), ConnectionCut> {
+        let mut released = self.0.released.subscribe();
+        let wait = released.wait_for(|released| *released);
+        let ended = tokio::time::timeout(HOLD_MAX, wait).await;
+        ended.map_err(|_| ConnectionCut)?.map_err(|_| ConnectionCut)?;
+        Ok(())
     }
 
     fn limits(&self) -> std::sync::MutexGuard<'_, Limits> {
@@ -205,6 +226,7 @@ impl FaultProxy {
             limits: Mutex::new(Limits { skip: 0, times: u64::MAX }),
             count: watch::Sender::new(0),
             released: watch::Sender::new(false),
+            repeated: watch::Sender::new(0),
         }));
         self.state.faults.lock().unwrap_or_else(PoisonError::into_inner).push(injected.clone());
         injected
@@ -316,33 +338,42 @@ impl State {
                 tokio::time::sleep(time).await;
                 Ok(1)
             }
-            Action::Duplicate if self.protocol == Protocol::Http && direction == Direction::Request => {
-                self.duplicate(frame).await;
+            Action::Duplicate
+                if matches!(self.protocol, Protocol::Http | Protocol::Kafka)
+                    && direction == Direction::Request =>
+            {
+                self.send_copy(frame.bytes.clone()).await;
+                Ok(1)
+            }
+            Action::Repeat => {
+                let (fault, copy) = (fault.clone(), self.send_copy(frame.bytes.clone()));
+                fault.remove();
+                tokio::spawn(async move {
+                    if fault.released().await.is_ok() {
+                        copy.await;
+                        fault.0.repeated.send_modify(|repeated| *repeated += 1);
+                    }
+                });
                 Ok(1)
             }
             Action::Duplicate => Ok(2),
             Action::Hold => {
-                let mut released = fault.0.released.subscribe();
-                let wait = released.wait_for(|released| *released);
-                tokio::time::timeout(HOLD_MAX, wait)
-                    .await
-                    .map_err(|_| ConnectionCut)?
-                    .map_err(|_| ConnectionCut)?;
+                fault.released().await?;
                 Ok(1)
             }
         }
     }
 
-    async fn duplicate(&self, frame: &Frame) {
+    /// Sends a copy of a request on a connection of its own, and waits for the response.
+    fn send_copy(&self, request: Vec<u8>) -> impl Future<Output = ()> + Send + 'static {
         let target = *self.target.lock().unwrap_or_else(PoisonError::into_inner);
-        let Ok(mut server) = TcpStream::connect(target).await else { return };
-        let _ = server.write_all(&frame.bytes).await;
-        let drain = async move {
+        async move {
+            let Ok(mut server) = TcpStream::connect(target).await else { return };
+            let _ = server.write_all(&request).await;
             let mut answer = [0; 4096];
             // Any byte means that the server has responded; it may keep the connection open after that.
-            let _ = server.read(&mut answer).await;
-        };
-        let _ = tokio::time::timeout(DRAIN_MAX, drain).await;
+            let _ = tokio::time::timeout(DRAIN_MAX, server.read(&mut answer)).await;
+        }
     }
 
     async fn wait_until_healed(&self) {

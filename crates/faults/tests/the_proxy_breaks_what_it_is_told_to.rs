@@ -118,6 +118,20 @@ fn a_duplicated_request_arrives_twice_and_is_answered_once() {
 }
 
 #[tokio::test]
+async fn a_repeated_request_arrives_again_when_it_is_released() {
+    let (proxy, seen) = setting();
+    let again = proxy.inject(Match::request("/pay"), Action::Repeat);
+    let mut stream = connect(&proxy);
+    for path in ["/pay", "/pay", "/next"] {
+        assert_eq!(call(&mut stream, path).as_deref(), Some(path));
+    }
+    assert_eq!(again.count(), 1, "only the first one is copied");
+    again.release();
+    again.wait_for_repeated().await;
+    assert_eq!(*seen.lock().unwrap(), ["/pay", "/pay", "/next", "/pay"]);
+}
+
+#[tokio::test]
 async fn a_held_request_arrives_after_its_sender_has_gone() {
     let (proxy, seen) = setting();
     let held = proxy.inject(Match::request("/late"), Action::Hold);

@@ -1,0 +1,306 @@
+//! A private Apache Kafka broker that tests kill, pause and start again.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::private_server::Watch;
+use crate::{FaultProxy, Protocol};
+
+/// Time for a broker to start. Java takes some seconds, on a busy machine many.
+const PATIENCE: Duration = Duration::from_mins(3);
+/// How often a broker is started on other ports because one of its own was taken meanwhile.
+const STARTS_MAX: usize = 3;
+/// A small heap, and no time spent on optimising.
+const JVM: [&str; 3] = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
+/// The identity of every cluster that is made here.
+const CLUSTER: &str = "SGFwYXhUZXN0Q2x1c3Rlcg";
+
+/// One node that is broker and controller, on loopback, in a folder of its own. It ends with the process, also if that is
+/// killed.
+///
+/// It has two addresses: [`KafkaServer::address`] is its own, and clients that begin at [`KafkaServer::proxied`] stay behind
+/// [`KafkaServer::proxy`], because the broker tells them the proxy's address. Topics are not made by themselves.
+///
+/// ```no_run
+/// use hapax_faults::{Action, KafkaServer, Match};
+///
+/// let broker = KafkaServer::start(&["num.partitions=3"])?;
+/// println!("{}", broker.address());
+/// let held = broker.proxy().inject(Match::request("EndTxn"), Action::Hold).times(1);
+/// broker.kill();
+/// broker.run()?;
+/// # Ok::<(), String>(())
+/// ```
+pub struct KafkaServer {
+    address: SocketAddr,
+    proxy: FaultProxy,
+    // Before the folder, so that the broker ends first.
+    watch: Mutex<Option<Watch>>,
+    folder: TempDir,
+}
+
+impl KafkaServer {
+    /// The version that the tests use.
+    pub const VERSION: &str = "4.3.1";
+    /// The name of the folder with its jars.
+    pub const FOLDER: &str = "kafka-4.3.1";
+
+    /// The folder with the broker's jars: that of `HAPAX_TEST_KAFKA_JARS`, or where `cargo xtask test` put them.
+    ///
+    /// # Errors
+    /// If there is none; the text says what to do.
+    pub fn jars() -> Result<PathBuf, String> {
+        let given = std::env::var_os("HAPAX_TEST_KAFKA_JARS").map(PathBuf::from);
+        let program = std::env::current_exe().unwrap_or_default();
+        // Cargo's target folder is one of those that this program is in.
+        let built = program.ancestors().map(|folder| folder.join("services").join(Self::FOLDER));
+        let installed = Path::new("/opt/hapax-services").join(Self::FOLDER);
+        let mut folders = given.into_iter().chain([installed]).chain(built);
+        folders.find(|folder| folder.is_dir()).ok_or_else(|| {
+            format!("Kafka {} is not installed; `cargo xtask test` copies its jars with Maven", Self::VERSION)
+        })
+    }
+
+    /// Starts a broker; each setting is a line of its configuration, `name=value`.
+    ///
+    /// # Errors
+    /// If it is not installed or does not start; the text has its log.
+    pub fn start(settings: &[&str]) -> Result<Self, String> {
+        Self::start_formatted(settings, &[])
+    }
+
+    /// The same with arguments for the tool that formats its folder, for example `--feature transaction.version=0`.
+    ///
+    /// # Errors
+    /// If it is not installed or does not start; the text has its log.
+    pub fn start_formatted(settings: &[&str], format: &[&str]) -> Result<Self, String> {
+        let mut problem = String::new();
+        for _ in 0..STARTS_MAX {
+            match Self::start_once(settings, format) {
+                Ok(broker) => return Ok(broker),
+                Err(error) => problem = error,
+            }
+        }
+        Err(problem)
+    }
+
+    fn start_once(settings: &[&str], format: &[&str]) -> Result<Self, String> {
+        let folder = TempDir::with_prefix("hapax-kafka-").map_err(|error| error.to_string())?;
+        let [own, proxied, controller] = free_ports();
+        let loopback = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        let proxy =
+            FaultProxy::start(loopback(proxied), Protocol::Kafka).map_err(|error| error.to_string())?;
+        let text = configuration(folder.path(), [own, proxied, controller], proxy.address(), settings);
+        fs::write(folder.path().join("server.properties"), text).map_err(|error| error.to_string())?;
+        fs::write(folder.path().join("log4j2.properties"), LOGGING).map_err(|error| error.to_string())?;
+        let broker = Self { address: loopback(own), proxy, watch: Mutex::default(), folder };
+        broker.format(format)?;
+        broker.run()?;
+        Ok(broker)
+    }
+
+    /// The broker's own address, which is that of its clients.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The address for clients that are to stay behind the proxy.
+    pub fn proxied(&self) -> SocketAddr {
+        self.proxy.address()
+    }
+
+    /// The proxy before the broker's second listener.
+    pub fn proxy(&self) -> &FaultProxy {
+        &self.proxy
+    }
+
+    /// The broker's log.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Kills it with SIGKILL and returns when it has ended.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn kill(&self) {
+        self.stop("KILL");
+    }
+
+    /// Ends it with a signal by its name, and waits for its end: `TERM` is a clean end.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn stop(&self, signal: &str) {
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
+        watch.expect("it runs").stop(signal);
+    }
+
+    /// Pauses it (SIGSTOP).
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn pause(&self) {
+        self.signal("STOP");
+    }
+
+    /// Lets it continue after a pause.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn resume(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        watch.as_ref().expect("it runs").signal(signal);
+    }
+
+    /// Starts it again, on the same data and ports. Returns when it answers on both of its addresses.
+    ///
+    /// # Errors
+    /// If it does not answer in time; the text has its log.
+    pub fn run(&self) -> Result<(), String> {
+        let mut args = self.java("kafka.Kafka")?;
+        args.push(self.folder.path().join("server.properties").display().to_string());
+        let watch = Watch::start("KILL", self.folder.path(), None, Path::new("java"), &args)?;
+        let start = Instant::now();
+        while !answers(self.address) || !answers(self.proxied()) {
+            if watch.has_ended() || start.elapsed() > PATIENCE {
+                // Dropping it would remove the data.
+                watch.stop("KILL");
+                return Err(format!("Kafka did not start: {}", self.log()));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
+        Ok(())
+    }
+
+    /// Prepares the folder for the data.
+    fn format(&self, args: &[&str]) -> Result<(), String> {
+        let mut tool = Command::new("java");
+        tool.args(self.java("kafka.tools.StorageTool")?).args([
+            "format",
+            "--cluster-id",
+            CLUSTER,
+            "--config",
+        ]);
+        tool.arg(self.folder.path().join("server.properties")).args(args);
+        let done = tool.stdin(Stdio::null()).output().map_err(|error| format!("java: {error}"))?;
+        if done.status.success() {
+            return Ok(());
+        }
+        let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+        Err(format!("Kafka's folder could not be formatted: {out}{err}"))
+    }
+
+    /// The arguments of Java that come before those of the program.
+    fn java(&self, class: &str) -> Result<Vec<String>, String> {
+        let mut args = JVM.map(str::to_owned).to_vec();
+        let logging = self.folder.path().join("log4j2.properties");
+        args.push(format!("-Dlog4j2.configurationFile={}", logging.display()));
+        args.extend(["-cp".to_owned(), format!("{}/*", Self::jars()?.display()), class.to_owned()]);
+        Ok(args)
+    }
+}
+
+impl Drop for KafkaServer {
+    fn drop(&mut self) {
+        if self.watch.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+            self.kill();
+        }
+    }
+}
+
+const LOGGING: &str = "\
+status = error
+appender.console.type = Console
+appender.console.name = STDOUT
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = [%d] %p %m (%c)%n
+rootLogger.level = warn
+rootLogger.appenderRef.stdout.ref = STDOUT
+";
+
+/// One copy of everything, few partitions of the internal topics, no waiting for members to join, and transactions that are
+/// timed out soon after their time.
+const SETTINGS: &str = "\
+process.roles=broker,controller
+node.id=1
+inter.broker.listener.name=DIRECT
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=DIRECT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT
+auto.create.topics.enable=false
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=2
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=2
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=2
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+group.consumer.min.session.timeout.ms=1000
+group.consumer.session.timeout.ms=5000
+group.consumer.min.heartbeat.interval.ms=500
+group.consumer.heartbeat.interval.ms=1000
+transaction.abort.timed.out.transaction.cleanup.interval.ms=500
+log.segment.bytes=16777216
+log.cleaner.dedupe.buffer.size=8388608
+num.network.threads=2
+num.io.threads=4
+";
+
+/// The text of the configuration. Of two lines with the same name, the later one holds.
+fn configuration(
+    folder: &Path,
+    [own, proxied, controller]: [u16; 3],
+    proxy: SocketAddr,
+    settings: &[&str],
+) -> String {
+    let host = "127.0.0.1";
+    let mut text = format!(
+        "{SETTINGS}log.dirs={}\ncontroller.quorum.voters=1@{host}:{controller}\n\
+         listeners=DIRECT://{host}:{own},PROXIED://{host}:{proxied},CONTROLLER://{host}:{controller}\n\
+         advertised.listeners=DIRECT://{host}:{own},PROXIED://{proxy}\n",
+        folder.join("data").display(),
+    );
+    for setting in settings {
+        text += setting;
+        text += "\n";
+    }
+    text
+}
+
+/// Whether a broker answers a request for the versions that it knows. The answer repeats a number of the request, which
+/// tells it from a stranger on the port.
+fn answers(address: SocketAddr) -> bool {
+    const NUMBER: [u8; 4] = *b"hpx?";
+    // The length, ApiVersions in version 0, the number, and no client id.
+    let request = [&[0, 0, 0, 10, 0, 18, 0, 0][..], &NUMBER, &[0xff, 0xff]].concat();
+    let ask = || {
+        let mut stream = TcpStream::connect(address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(&request)?;
+        let mut answer = [0; 8];
+        stream.read_exact(&mut answer)?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    ask().is_ok_and(|answer| answer[4..] == NUMBER)
+}
+
+/// Different free ports.
+fn free_ports() -> [u16; 3] {
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    listeners.map(|listener| listener.local_addr().expect("it listens").port())
+}

@@ -1,0 +1,105 @@
+//! The broker of the tests, with what most of them need of it.
+
+use std::ops::Deref;
+use std::time::{Duration, Instant};
+
+use hapax_faults::KafkaServer;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::KafkaError;
+use rdkafka::message::Message as _;
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+
+/// Time for anything that a test waits for.
+pub const PATIENCE: Duration = Duration::from_mins(2);
+
+/// What a reader sees of a transaction that is open or was aborted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    Committed,
+    Uncommitted,
+}
+
+pub struct Broker {
+    server: KafkaServer,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Deref for Broker {
+    type Target = KafkaServer;
+
+    fn deref(&self) -> &KafkaServer {
+        &self.server
+    }
+}
+
+impl Broker {
+    pub fn start() -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        Self { server: KafkaServer::start(&[]).unwrap(), runtime: runtime.unwrap() }
+    }
+
+    /// Runs a case's future to its end.
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    /// A configuration of librdkafka with the broker's own address.
+    pub fn config(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", self.address().to_string());
+        config
+    }
+
+    /// Creates a topic, and returns when it has its leaders.
+    pub fn create_topic(&self, name: &str, partitions: i32) {
+        let admin: AdminClient<DefaultClientContext> = self.config().create().unwrap();
+        let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
+        let made = self.block_on(admin.create_topics([&topic], &options)).unwrap();
+        made.into_iter().for_each(|made| {
+            made.unwrap();
+        });
+    }
+
+    /// The values of a topic's records, partition by partition, up to the current end: of the records that this reader may
+    /// see, which for [`Isolation::Committed`] end at the first open transaction.
+    pub fn read(&self, topic: &str, isolation: Isolation) -> Vec<String> {
+        let isolation = match isolation {
+            Isolation::Committed => "read_committed",
+            Isolation::Uncommitted => "read_uncommitted",
+        };
+        let consumer: BaseConsumer = self
+            .config()
+            .set("group.id", "reader")
+            .set("isolation.level", isolation)
+            .set("enable.auto.commit", "false")
+            .set("enable.partition.eof", "true")
+            .create()
+            .unwrap();
+        let metadata = consumer.fetch_metadata(Some(topic), PATIENCE).unwrap();
+        let count = metadata.topics()[0].partitions().len();
+        let mut assigned = TopicPartitionList::new();
+        for partition in 0..i32::try_from(count).unwrap() {
+            assigned.add_partition_offset(topic, partition, Offset::Beginning).unwrap();
+        }
+        consumer.assign(&assigned).unwrap();
+        let mut found = vec![Vec::new(); count];
+        let (start, mut ended) = (Instant::now(), 0);
+        while ended < count {
+            assert!(start.elapsed() < PATIENCE, "{topic}: {ended} of {count} partitions were read");
+            match consumer.poll(Duration::from_millis(100)) {
+                Some(Ok(record)) => {
+                    let value = String::from_utf8_lossy(record.payload().unwrap_or_default()).into_owned();
+                    found[usize::try_from(record.partition()).unwrap()].push(value);
+                }
+                Some(Err(KafkaError::PartitionEOF(_))) => ended += 1,
+                // Connections that are lost are tried again.
+                Some(Err(_)) | None => {}
+            }
+        }
+        found.concat()
+    }
+}
