@@ -4,6 +4,7 @@
 //! the broker. Without a broker all cases are skipped.
 
 mod broker;
+mod delayed_commit;
 mod the_broker;
 
 use std::sync::{LazyLock, PoisonError, RwLock};
@@ -39,8 +40,8 @@ fn main() {
     if let Err(why) = &installed {
         eprintln!("skipped: {why}");
     }
-    let cases = the_broker::cases();
-    let trials = cases.into_iter().map(|case| {
+    let cases = [the_broker::cases(), delayed_commit::cases()];
+    let trials = cases.into_iter().flatten().map(|case| {
         let trial = Trial::test(case.name, move || {
             if case.alone {
                 (case.run)(&BROKER.write().unwrap_or_else(PoisonError::into_inner));
