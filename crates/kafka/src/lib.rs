@@ -1,1 +1,13 @@
 //! Exactly-once inside Kafka, and from Kafka to a database.
+//!
+//! The transactional producer is this crate's own: it speaks transaction version 2 of the protocol (Kafka 4.0 and
+//! later), in which every end of a transaction raises the producer's epoch, so that a delayed request of one
+//! transaction cannot reach the next one.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`wire`] | connections with bounds on time and size, TLS, SASL, metadata, coordinators |
+//! | [`machine`] | the producer's states, without input or output, checked by a model |
+
+pub mod machine;
+pub mod wire;
