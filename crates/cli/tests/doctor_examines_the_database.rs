@@ -3,9 +3,10 @@
 mod common;
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::time::{Duration, Instant};
 
 use common::postgres::database;
-use common::{Done, Server, hapax, run};
+use common::{Done, PATIENCE, Server, hapax, run};
 use hapax_faults::{PostgresServer, Process};
 use serde_json::Value;
 use tempfile::tempdir;
@@ -86,7 +87,13 @@ fn an_outbox_that_is_not_published_is_reported(postgres: &'static PostgresServer
     let mut relay = Process::start(command.args(to)).unwrap();
     let enqueue = "SELECT hapax.enqueue('orders.placed', 'order-7', 'seven'::text)";
     postgres.sql(&name, enqueue).unwrap();
-    server.run(&["receive", "orders", "--wait", "20s", "--ack", "--json"]);
+    // The message is published, and its position recorded.
+    let published = "SELECT count(*) FROM hapax.outbox_status() WHERE lag = 0";
+    let start = Instant::now();
+    while postgres.sql(&name, published).unwrap().trim() != "1" {
+        assert!(start.elapsed() < PATIENCE, "the relay publishes nothing");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     relay.kill();
     postgres.sql(&name, enqueue).unwrap();
     for report in reports(&server, &url) {

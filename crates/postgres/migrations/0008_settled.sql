@@ -15,3 +15,6 @@ DECLARE k record; BEGIN
     END IF;
   END IF;
 END $$;
+
+-- Whether a group has parked messages.
+CREATE INDEX q_parked_group ON hapax.q_parked (queue_id, grp) WHERE grp IS NOT NULL;

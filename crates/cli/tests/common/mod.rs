@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Timeout of every wait; only failures reach it.
-const PATIENCE: Duration = Duration::from_mins(3);
+pub const PATIENCE: Duration = Duration::from_mins(3);
 
 /// The program in the given folder, without the environment of the tests.
 pub fn hapax(folder: &TempDir, args: &[&str]) -> Command {
