@@ -15,7 +15,7 @@ type Mutant = (&'static str, &'static str, &'static str, &'static str);
 
 const WORKER: &str = "kill -9 of a worker,pause";
 
-const MUTANTS: [Mutant; 23] = [
+const MUTANTS: [Mutant; 24] = [
     ("ended-key-granted", "claims", "claim: response", "effect-twice"),
     ("held-key-granted", "parked", "SendMessage: request duplicated", "effect-twice"),
     ("doubt-retried-under-park", "parked", WORKER, "effect-twice"),
@@ -23,6 +23,7 @@ const MUTANTS: [Mutant; 23] = [
     ("stale-end-accepted", "claims", "pause", "stale-settle-accepted"),
     ("completion-not-recorded", "claims", "pause", "effect-twice"),
     ("outcome-of-another-key", "claims", "claim: response", "outcome-differs"),
+    ("ended-key-busy", "claims", "claim: response", "register-not-linearizable"),
     ("ack-before-run", "payments", WORKER, "accepted-but-lost"),
     ("derived-key-per-run", "payments", WORKER, "effect-twice"),
     ("ended-key-run", "parked", "SendMessage: request duplicated", "effect-twice"),

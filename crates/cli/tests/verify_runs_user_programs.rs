@@ -1,4 +1,5 @@
-//! `hapax verify` with programs of the user's: a handler (`--handler-cmd`) and a service behind the proxy (`--upstream`).
+//! `hapax verify` with programs of the user's: a handler (`--handler-cmd`, or the library's trait) and a service behind the
+//! proxy (`--upstream`).
 
 mod common;
 
@@ -8,6 +9,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::{proxied, run};
+use hapax::{Cx, HandlerOutcome};
+use hapax_verify::check::Anomaly;
+use hapax_verify::fault::{Fault, Target};
+use hapax_verify::report::{Report, Row, Verdict};
+use hapax_verify::{Effects, Handler, Options, Payment, verify_in_test};
 use serde_json::Value;
 
 /// How the handler of these tests is told to leave the key out.
@@ -71,6 +77,55 @@ fn a_handler_that_ignores_its_key_is_caught() {
     let (verdict, row) = verify("handler", "kill -9 of a worker", &["--handler-cmd", &command]);
     assert_eq!(verdict, "violated");
     assert!(row["counts"]["effect-twice"].as_u64() > Some(0), "{row:#}");
+}
+
+/// A handler that passes its key on, or forgets it.
+struct Charge {
+    with_key: bool,
+}
+
+impl Handler for Charge {
+    type Outcome = HandlerOutcome<u64>;
+
+    async fn handle(&self, payment: Payment, cx: Cx, effects: Effects) -> HandlerOutcome<u64> {
+        let key = self.with_key.then(|| cx.derived_key("charge"));
+        let called = effects.call(&payment, key.as_ref()).await;
+        // Most of its time is between the effect and its end, so a kill falls there.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        match called {
+            Ok(receipt) => HandlerOutcome::Done(receipt),
+            Err(error) => HandlerOutcome::in_doubt(error),
+        }
+    }
+}
+
+/// Runs a handler in Rust under faults; returns the report and its row.
+fn verify_charge(test: &str, with_key: bool) -> (Report, Row) {
+    let options = Options {
+        faults: vec![Fault::Kill(Target::Worker), Fault::Pause],
+        time: Duration::from_secs(4),
+        seed: 1,
+        ..Options::for_handler(env!("CARGO_BIN_EXE_hapax"))
+    };
+    let report = verify_in_test(test, Charge { with_key }, &options).unwrap();
+    let row = report.workloads.iter().find(|row| row.workload == "handler").unwrap().clone();
+    println!("{}", report.to_text());
+    (report, row)
+}
+
+#[test]
+fn a_handler_in_rust_takes_effect_once() {
+    let (report, row) = verify_charge("a_handler_in_rust_takes_effect_once", true);
+    assert_eq!(report.verdict, Verdict::Held, "{}", report.to_text());
+    assert!(row.findings.effects >= row.findings.accepted && row.findings.effects > 0, "{row:#?}");
+    assert!(row.findings.suppressed > 0, "duplicates were suppressed: {row:#?}");
+}
+
+#[test]
+fn a_handler_in_rust_without_its_key_is_caught() {
+    let (report, row) = verify_charge("a_handler_in_rust_without_its_key_is_caught", false);
+    assert_eq!(report.verdict, Verdict::Violated, "{}", report.to_text());
+    assert!(row.findings.counts.contains_key(&Anomaly::EffectTwice), "{row:#?}");
 }
 
 #[test]

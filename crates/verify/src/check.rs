@@ -1,6 +1,7 @@
 //! The checker: a pure function from a history to what is wrong with it.
 
 mod claims;
+mod register;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -40,6 +41,8 @@ pub enum Anomaly {
     PublishedNotMarked,
     /// Two messages for sends with one deduplication id.
     DuplicateAccepted,
+    /// The operations on a ledger key have no order in which one copy of its entry could have carried them out.
+    RegisterNotLinearizable,
 }
 
 impl Anomaly {
@@ -57,6 +60,7 @@ impl Anomaly {
             Self::DeadLetterUnaccounted => "dead-letter-unaccounted",
             Self::PublishedNotMarked => "published-not-marked",
             Self::DuplicateAccepted => "duplicate-accepted",
+            Self::RegisterNotLinearizable => "register-not-linearizable",
         }
     }
 }
@@ -94,6 +98,8 @@ pub struct Findings {
     pub unsettled: u64,
     /// Messages in the dead letters, parked or in doubt at the end.
     pub left: u64,
+    /// Keys of the ledger whose operations overlap too much to search all their orders.
+    pub undecided: u64,
     /// Violations of each kind.
     pub counts: BTreeMap<Anomaly, u64>,
     /// The first violations of each kind.

@@ -11,6 +11,7 @@ use hapax_faults::{FaultProxy, Process, Protocol};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::fault::{Side, WireFault};
+use crate::handler::UserHandler;
 use crate::own_store::OwnStore;
 use crate::recorder::EFFECTS;
 use crate::roles::{self, ROLE_COMMAND, ROLE_VARIABLE, Role, Site};
@@ -38,8 +39,8 @@ pub struct Cluster {
     store_proxy: Option<StoreProxy>,
     /// `hapax proxy` before the upstream of a workload, and the callers' way to it.
     http_proxies: Vec<HttpProxy>,
-    /// The user's command for messages, and the processes that run it.
-    handler: Option<String>,
+    /// The user's handler, and the processes that run it.
+    handler: Option<UserHandler>,
     handlers: Vec<Process>,
     /// The store's server, if this run has started it.
     own_store: Option<OwnStore>,
@@ -107,8 +108,9 @@ impl Cluster {
                 self.http_proxies.push(HttpProxy { name, on_doubt, callers, process });
             }
         }
-        if self.handler.is_some() {
-            self.handlers = (0..WORKERS).map(|_| self.start_handler()).collect::<anyhow::Result<Vec<_>>>()?;
+        if let Some(handler) = &self.handler {
+            self.handlers =
+                (0..WORKERS).map(|_| self.start_handler(handler)).collect::<anyhow::Result<_>>()?;
         }
         self.producer = Some(self.start_producer()?);
         Ok(())
@@ -223,20 +225,35 @@ impl Cluster {
         // A machine's crash ends both.
         if let Some(handler) = self.handlers.get_mut(number) {
             handler.kill();
-            self.handlers[number] = self.start_handler()?;
+            let handler = self.handler.as_ref().context("there is a handler")?;
+            self.handlers[number] = self.start_handler(handler)?;
         }
         Ok(())
+    }
+
+    /// Stops a worker (SIGSTOP), or lets it continue (SIGCONT).
+    pub fn pause_worker(&self, number: usize, on: bool) {
+        for worker in self.workers.get(number).into_iter().chain(self.handlers.get(number)) {
+            if on { worker.pause() } else { worker.resume() }
+        }
     }
 
     /// Kills a worker.
     pub fn remove_worker(&mut self, number: usize) {
         self.workers.remove(number).kill();
+        if number < self.handlers.len() {
+            self.handlers.remove(number).kill();
+        }
     }
 
     /// Starts one more worker.
     pub fn add_worker(&mut self) -> anyhow::Result<()> {
         let worker = self.start_worker()?;
         self.workers.push(worker);
+        if let Some(handler) = &self.handler {
+            let handler = self.start_handler(handler)?;
+            self.handlers.push(handler);
+        }
         Ok(())
     }
 
@@ -264,7 +281,7 @@ impl Cluster {
             .chain(self.producer.iter_mut().map(|process| ("the producer", process)))
             .chain(self.relay.iter_mut().map(|process| ("the relay", process)))
             .chain(self.http_proxies.iter_mut().map(|proxy| ("a proxy", &mut proxy.process)))
-            .chain(self.handlers.iter_mut().map(|process| ("a worker of the command", process)))
+            .chain(self.handlers.iter_mut().map(|process| ("a worker of your handler", process)))
             .chain([("the recorder", &mut self.recorder)]);
         for (name, process) in named {
             if let Some(status) = process.ended() {
@@ -331,13 +348,22 @@ impl Cluster {
         Ok((process, address))
     }
 
-    fn start_handler(&self) -> anyhow::Result<Process> {
+    fn start_handler(&self, handler: &UserHandler) -> anyhow::Result<Process> {
+        let command = match handler {
+            UserHandler::Command(command) => command,
+            UserHandler::Program(program, arguments) => {
+                let role = Role::OwnHandler(self.site_through(Side::Workers));
+                let mut command = without_settings(program);
+                command.args(arguments).env(ROLE_VARIABLE, serde_json::to_string(&role)?);
+                return Process::start(&mut command).with_context(|| program.display().to_string());
+            }
+        };
         let workload = Workload::named(HANDLER).expect("it is listed");
         let endpoint = format!("http://{}", self.proxies[Side::Workers as usize].address());
-        let (queue, command) = (workload.queue(&self.site.run).to_string(), self.handler.clone());
+        let queue = workload.queue(&self.site.run).to_string();
         let args = ["--endpoint", &endpoint, "--concurrency", "3", "--idempotent-by-derived-key", "--quiet"];
-        let args = args.into_iter().chain([queue.as_str(), "--", "sh", "-c"]).map(str::to_owned);
-        let role = Role::Handler(args.chain(command).collect());
+        let args = args.into_iter().chain([queue.as_str(), "--", "sh", "-c", command]).map(str::to_owned);
+        let role = Role::Handler(args.collect());
         let sink = format!("http://{}{EFFECTS}{HANDLER}", self.site.recorder);
         Process::start(command_of(&self.program, &role)?.env(SINK_VARIABLE, sink))
             .with_context(|| self.program.display().to_string())
@@ -351,8 +377,7 @@ impl Cluster {
 
 /// Programs of the user's that take part.
 pub struct UserPrograms {
-    /// A command for the shell, run for each message.
-    pub handler: Option<String>,
+    pub handler: Option<UserHandler>,
     /// A service behind the proxy.
     pub upstream: Option<String>,
 }
@@ -423,6 +448,13 @@ pub fn start(program: &Path, role: &Role) -> anyhow::Result<Process> {
 }
 
 fn command_of(program: &Path, role: &Role) -> anyhow::Result<Command> {
+    let mut command = without_settings(program);
+    command.arg(ROLE_COMMAND).env(ROLE_VARIABLE, serde_json::to_string(role)?);
+    Ok(command)
+}
+
+/// A program without the settings of Hapax in this process's environment.
+fn without_settings(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
@@ -430,8 +462,7 @@ fn command_of(program: &Path, role: &Role) -> anyhow::Result<Command> {
             command.env_remove(name);
         }
     }
-    command.arg(ROLE_COMMAND).env(ROLE_VARIABLE, serde_json::to_string(role)?);
-    Ok(command)
+    command
 }
 
 fn last_lines(log: &str) -> String {

@@ -66,6 +66,8 @@ pub enum ClaimStep {
         /// The outcome.
         outcome: String,
     },
+    /// Another process holds the key.
+    Busy,
     /// The claim is about to be extended.
     Extend {
         /// The fence of the grant.

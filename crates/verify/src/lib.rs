@@ -12,6 +12,8 @@
 //! | [`check`] | the checker: a pure function from a history to violations with their witnesses |
 //! | [`report`] | verdicts, and their forms: text, JSON, JUnit, HTML |
 //! | [`roles`] | the child processes |
+//!
+//! [`Handler`] puts a handler of your own under such a run, from a test of your own project.
 
 mod aim;
 mod charges;
@@ -19,6 +21,7 @@ pub mod check;
 mod cluster;
 mod drain;
 pub mod fault;
+mod handler;
 pub mod history;
 mod orders;
 mod own_store;
@@ -31,4 +34,6 @@ mod wire;
 mod worker;
 pub mod workload;
 
+pub use handler::{Effects, Handler, UserHandler, verify, verify_in_test};
+pub use recorder::Payment;
 pub use run::{Options, Progress, run};

@@ -40,13 +40,16 @@ pub struct Pay {
 /// One payment: the body of a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Payment {
+    /// Unique in its workload; the message's idempotency key.
     pub id: String,
+    /// The account that pays.
     pub account: String,
+    /// The payment's number within the account.
     pub number: u64,
 }
 
 impl Payment {
-    pub fn new(account: &str, number: u64) -> Self {
+    pub(crate) fn new(account: &str, number: u64) -> Self {
         Self { id: format!("{account}-{number}"), account: account.to_owned(), number }
     }
 }

@@ -44,6 +44,8 @@ pub enum Role {
     Proxy(Vec<String>),
     /// A worker that runs the user's command: the program's own `work` command with these arguments.
     Handler(Vec<String>),
+    /// A worker in the user's own program.
+    OwnHandler(Site),
     /// A relay of the outbox, and the control beside it.
     Relay(Site),
 }
@@ -89,8 +91,8 @@ pub fn begin() -> anyhow::Result<Role> {
 /// Runs a role other than the server's.
 pub async fn run(role: Role) -> anyhow::Result<()> {
     match role {
-        Role::Server(_) | Role::Proxy(..) | Role::Handler(..) => {
-            bail!("the program itself runs its commands")
+        Role::Server(_) | Role::Proxy(..) | Role::Handler(..) | Role::OwnHandler(_) => {
+            bail!("a program runs its own commands")
         }
         Role::Recorder(history, upstream) => {
             recorder::run(&history, upstream.as_deref(), |address| say(&format!("at {address}"))).await

@@ -13,6 +13,7 @@ use crate::check::Findings;
 use crate::cluster::{Cluster, UserPrograms, start};
 use crate::drain;
 use crate::fault::{self, Fault, HITS_PER_PART, PART, Schedule, Side, Target, WINDOW, WireFault};
+use crate::handler::UserHandler;
 use crate::history::{self, Act, Caused};
 use crate::orders;
 use crate::own_store::OwnStore;
@@ -42,8 +43,8 @@ pub struct Options {
     pub time: Duration,
     /// The seed of the schedule.
     pub seed: u64,
-    /// The user's own handler: a command for the shell, run for each message of a workload.
-    pub handler: Option<String>,
+    /// The user's own handler, for the workload `handler`.
+    pub handler: Option<UserHandler>,
     /// The user's own service behind the proxy: `http://HOST:PORT/PATH`.
     pub upstream: Option<String>,
     /// Uses a store that holds other queues.
@@ -246,9 +247,9 @@ async fn inject(
         Fault::Kill(Target::Server) => cluster.restart_server(random.usize(..cluster.servers()))?,
         Fault::Pause => {
             let (worker, time) = (random.usize(..cluster.workers.len()), fault::pause(random));
-            cluster.workers[worker].pause();
+            cluster.pause_worker(worker, true);
             tokio::time::sleep(time).await;
-            cluster.workers[worker].resume();
+            cluster.pause_worker(worker, false);
         }
         Fault::Kill(Target::Store) => cluster.restart_store()?,
         Fault::Kill(Target::Proxy) => cluster.restart_proxies()?,

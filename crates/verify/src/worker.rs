@@ -8,16 +8,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::worker::SettledDelivery;
-use hapax::{Cx, HandlerOutcome, Hapax, Ledger, OnDoubt, Settlement, WorkerBuilder};
+use hapax::{Cx, HandlerOutcome, Hapax, Ledger, OnDoubt, Queue, Settlement, WorkerBuilder};
 use tokio::sync::mpsc;
 
+use crate::handler::{Effects, Handler};
 use crate::history::{Act, Answer, Effect};
 use crate::recorder::{Pay, Payment, Reporter};
 use crate::roles::{self, Site};
-use crate::workload::{Shape, Workload};
+use crate::workload::{HANDLER, Shape, Workload};
 
 /// Handlers of one workload that run at the same time in one process.
 const CONCURRENCY: usize = 3;
+
+/// Runs the user's handler until its process is killed.
+pub async fn run_handler(site: &Site, handler: Arc<impl Handler>) -> anyhow::Result<()> {
+    let (place, effects) = (Workplace::new(site).await?, Effects::new(site));
+    let workload = Workload::named(HANDLER).expect("it is listed");
+    let run = move |payment: Payment, cx: Cx| {
+        let (handler, effects) = (handler.clone(), effects.clone());
+        async move { handler.handle(payment, cx, effects).await }
+    };
+    roles::ready();
+    let build = || place.with_ledger(place.queue(workload).worker(run.clone()).on_doubt(OnDoubt::Retry));
+    place.work(workload, || async { Ok(build()) }).await
+}
 
 /// What the tasks of a worker process share.
 pub struct Workplace {
@@ -30,13 +44,7 @@ pub struct Workplace {
 
 /// Works until its process is killed.
 pub async fn run(site: &Site, workloads: &[Workload]) -> anyhow::Result<()> {
-    let hapax = roles::connect(&site.endpoint).await?;
-    let ledger = match &site.ledger {
-        Some(url) => Some(roles::repeat(|| Hapax::open(url)).await?.ledger()),
-        None => None,
-    };
-    let reporter = Arc::new(Reporter::new(site.recorder, "worker"));
-    let place = Arc::new(Workplace { hapax, ledger, reporter, run: site.run.clone() });
+    let place = Arc::new(Workplace::new(site).await?);
     let mut tasks = tokio::task::JoinSet::new();
     for workload in workloads.iter().copied() {
         let (place, site) = (place.clone(), site.clone());
@@ -52,7 +60,7 @@ pub async fn run(site: &Site, workloads: &[Workload]) -> anyhow::Result<()> {
                 });
             }
             // They run in processes of their own.
-            Shape::PublishMark | Shape::Proxy(_) | Shape::Command => {}
+            Shape::PublishMark | Shape::Proxy(_) | Shape::Own => {}
             Shape::Transactional => {
                 tasks.spawn(async move {
                     place.work(workload, || transfers::worker(&place, workload, &site)).await
@@ -78,6 +86,20 @@ pub async fn run(site: &Site, workloads: &[Workload]) -> anyhow::Result<()> {
 }
 
 impl Workplace {
+    async fn new(site: &Site) -> anyhow::Result<Self> {
+        let hapax = roles::connect(&site.endpoint).await?;
+        let ledger = match &site.ledger {
+            Some(url) => Some(roles::repeat(|| Hapax::open(url)).await?.ledger()),
+            None => None,
+        };
+        let reporter = Arc::new(Reporter::new(site.recorder, "worker"));
+        Ok(Self { hapax, ledger, reporter, run: site.run.clone() })
+    }
+
+    fn queue(&self, workload: Workload) -> Queue<Payment> {
+        self.hapax.queue(workload.queue(&self.run).as_str()).expect("a valid name")
+    }
+
     /// The ledger that the workers use.
     fn ledger(&self) -> Arc<dyn Ledger> {
         self.ledger.clone().unwrap_or_else(|| self.hapax.ledger())
@@ -86,10 +108,15 @@ impl Workplace {
     /// A worker whose handler calls the bank.
     fn payer(&self, workload: Workload, on_doubt: OnDoubt) -> WorkerBuilder {
         let reporter = self.reporter.clone();
-        let queue = self.hapax.queue::<Payment>(workload.queue(&self.run).as_str()).expect("a valid name");
-        let builder = queue
+        let builder = self
+            .queue(workload)
             .worker(move |payment: Payment, cx: Cx| pay(reporter.clone(), workload.name, payment, cx))
             .on_doubt(on_doubt);
+        self.with_ledger(builder)
+    }
+
+    /// Lets a worker use the ledger of another store, if there is one.
+    fn with_ledger(&self, builder: WorkerBuilder) -> WorkerBuilder {
         match &self.ledger {
             Some(ledger) => builder.ledger(ledger.clone()),
             None => builder,

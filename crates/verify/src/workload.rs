@@ -16,8 +16,8 @@ pub enum Shape {
     Outbox,
     /// Requests through `hapax proxy` to a service.
     Proxy(OnDoubt),
-    /// A command of the user's, run by `hapax work`.
-    Command,
+    /// A handler of the user's: a command that `hapax work` runs, or a program of its own.
+    Own,
     /// Control: ack, then pay.
     AckBefore,
     /// Control: pay, then ack.
@@ -60,7 +60,7 @@ pub struct Workload {
     pub redrive: bool,
 }
 
-/// The workload of `--handler-cmd`.
+/// The workload of the user's own handler.
 pub const HANDLER: &str = "handler";
 
 /// All workloads, controls last.
@@ -158,10 +158,10 @@ pub const ALL: [Workload; 14] = [
     },
     Workload {
         name: HANDLER,
-        title: "your command (--handler-cmd), run by `hapax work`",
-        boundary: "once, if the command passes HAPAX_DERIVED_KEY on and its sink is idempotent by it; doubt is retried",
+        title: "your own handler: a command (--handler-cmd), or Rust",
+        boundary: "once, if the handler passes its derived key on and the third party is idempotent by it; doubt is retried",
         tier: Tier::EffectivelyOnce,
-        shape: Shape::Command,
+        shape: Shape::Own,
         bank: Bank::Keyed,
         fifo: false,
         redrive: false,

@@ -197,13 +197,14 @@ fn a_stale_completion_is_accepted() {
     let history = || History::default().granted("a", 5).granted("b", 9);
     history().completed("a", 5, Answer::Ok).is(false, &[Anomaly::StaleSettleAccepted]);
     history().completed("a", 5, Answer::Failed).completed("b", 9, Answer::Ok).is(false, &[]);
-    // It began before the newer claim was granted: it may have come first.
+    // It began before the newer claim was granted. Then it came first, and the claim had to be answered with the outcome; or
+    // it came second, and was stale: no pair of events shows which, and one of the two answers is wrong.
     let concurrent = History::default()
         .granted("a", 5)
         .claim("a", ClaimStep::Complete { fence: 5, outcome: "by a".into() })
         .granted("b", 9)
         .claim("a", ClaimStep::Completed { fence: 5, answer: Answer::Ok });
-    concurrent.is(false, &[]);
+    concurrent.is(false, &[Anomaly::RegisterNotLinearizable]);
 }
 
 #[test]
@@ -251,6 +252,56 @@ fn a_key_that_ended_is_granted_again_or_ends_twice() {
     let twice = twice.completed("b", 9, Answer::Ok).completed("a", 5, Answer::Ok);
     twice.is(false, &[Anomaly::EffectTwice, Anomaly::StaleSettleAccepted]);
     ended().completed("a", 5, Answer::Ok).is(false, &[]);
+}
+
+#[test]
+fn register_not_linearizable() {
+    let wrong = |history: History, events: usize| {
+        let findings = history.is(false, &[Anomaly::RegisterNotLinearizable]);
+        assert_eq!(findings.violations[0].witness.len(), events, "{findings:#?}");
+    };
+    // The completion's answer was lost; a duplicate has seen its outcome, so the key is not free any more.
+    let seen = || {
+        let unknown = History::default().granted("a", 5).completed("a", 5, Answer::Unknown);
+        unknown.replayed("b", "by a")
+    };
+    seen().is(false, &[]);
+    wrong(seen().granted("c", 9), 7);
+    // Its process was killed instead, before it was answered.
+    let killed = || {
+        let outcome = "by a".to_owned();
+        History::default().granted("a", 5).claim("a", ClaimStep::Complete { fence: 5, outcome })
+    };
+    killed().replayed("b", "by a").is(false, &[]);
+    killed().granted("c", 9).is(false, &[]);
+    wrong(killed().replayed("b", "by a").granted("c", 9), 7);
+    // An entry that has ended is busy again.
+    let busy = |history: History| history.claim("b", ClaimStep::Ask).claim("b", ClaimStep::Busy);
+    wrong(busy(History::default().granted("a", 5).completed("a", 5, Answer::Ok)), 6);
+    busy(History::default().granted("a", 5)).completed("a", 5, Answer::Ok).is(false, &[]);
+    // A holder that was taken over completes after a duplicate has seen the outcome of the other.
+    let over = History::default().granted("a", 5).granted("b", 9).completed("b", 9, Answer::Unknown);
+    over.replayed("c", "by b").is(false, &[]);
+}
+
+#[test]
+fn the_search_for_an_order_is_bounded() {
+    // Each asks before any is answered, and the last answer fits nowhere: all orders of the others would have to be tried.
+    let mut history = History::default().granted("a", 1);
+    let names: Vec<String> = (0..24).map(|number| format!("w{number}")).collect();
+    for name in &names {
+        history = history.claim(name, ClaimStep::Ask);
+    }
+    for name in &names {
+        history = history.claim(name, ClaimStep::Busy);
+    }
+    let fits = || history.0.clone();
+    let findings = History(fits()).is(false, &[]);
+    assert_eq!(findings.undecided, 0);
+    let outcome = "by a".to_owned();
+    let wrong = History(fits()).claim("a", ClaimStep::Complete { fence: 1, outcome }).replayed("b", "by a");
+    let findings = wrong.claim("c", ClaimStep::Ask).claim("c", ClaimStep::Busy).is(false, &[]);
+    assert_eq!(findings.undecided, 1, "it is said, and no violation is made up");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use hapax_verify::fault::{Fault, ROUND};
 use hapax_verify::report::{Report, Verdict};
 use hapax_verify::roles::{self, Role};
 use hapax_verify::workload::{self, HANDLER, Workload};
-use hapax_verify::{Options, Progress};
+use hapax_verify::{Options, Progress, UserHandler};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -145,7 +145,7 @@ impl VerifyArgs {
             faults: self.faults()?,
             time: Duration::from_millis(time_ms),
             seed,
-            handler: self.handler_cmd.clone(),
+            handler: self.handler_cmd.clone().map(UserHandler::Command),
             upstream: self.upstream.clone(),
             shared_store: self.shared_store,
             history: self.history.clone(),

@@ -208,6 +208,10 @@ pub fn claim(
         Stage::Completed { at_ms, outcome, .. } if mutant::is("outcome-of-another-key") => {
             Ok(ClaimDecision::Completed { outcome: mutant::previous(outcome), at_ms: *at_ms })
         }
+        // As an answer from a replica that lags behind.
+        Stage::Completed { .. } if mutant::is("ended-key-busy") && now_ms.is_multiple_of(3) => {
+            Ok(ClaimDecision::InProgress { retry_after_ms: 1 })
+        }
         Stage::Completed { at_ms, outcome, .. } => {
             Ok(ClaimDecision::Completed { outcome: outcome.clone(), at_ms: *at_ms })
         }

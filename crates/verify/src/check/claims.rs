@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::register::Search;
 use super::{Anomaly, Findings};
 use crate::history::{Act, Answer, ClaimStep, Event};
 
@@ -18,6 +19,8 @@ struct Key<'a> {
     replayed: Option<(String, &'a Event)>,
     /// For each process: what was granted, and whether the key had ended, when it began its operation.
     begun: BTreeMap<&'a str, Begun<'a>>,
+    events: Vec<&'a Event>,
+    violations: u64,
 }
 
 #[derive(Default, Clone)]
@@ -37,7 +40,15 @@ pub fn check(own: &[&Event], findings: &mut Findings) {
             step,
             ClaimStep::Ask | ClaimStep::Extend { .. } | ClaimStep::Complete { .. }
         ));
+        key.events.push(event);
+        let before = findings.total();
         key.step(id, step, event, findings);
+        key.violations += findings.total() - before;
+    }
+    let mut search = Search::new();
+    // A violation that has a name is not reported twice.
+    for (id, key) in keys.iter().filter(|(_, key)| key.violations == 0) {
+        search.check(id, &key.events, findings);
     }
 }
 
@@ -55,7 +66,7 @@ impl<'a> Key<'a> {
                     findings.add(Anomaly::StaleSettleAccepted, id, says, &[shown, event]);
                 }
             }
-            ClaimStep::Extended { .. } => {}
+            ClaimStep::Extended { .. } | ClaimStep::Busy => {}
             ClaimStep::Granted { fence } => {
                 let begun = self.begun.get(who).cloned().unwrap_or_default();
                 if let Some((earlier, shown)) = begun.granted.filter(|(earlier, _)| fence <= earlier) {

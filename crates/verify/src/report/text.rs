@@ -36,6 +36,10 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     for row in report.workloads.iter().filter(|row| !row.control) {
         writeln!(out, "  {}: {}", row.workload, row.boundary)?;
     }
+    for row in report.workloads.iter().filter(|row| row.findings.undecided > 0) {
+        let keys = row.findings.undecided;
+        writeln!(out, "  {}: {keys} keys were not searched for an order: too much overlaps", row.workload)?;
+    }
     for (row, violation) in report.violations() {
         writeln!(
             out,

@@ -62,6 +62,7 @@ async fn contend(place: &Workplace, who: &str, id: &EntryId) -> anyhow::Result<(
             let outcome = outcome.value.map(|value| value.get()).transpose()?.unwrap_or_default();
             report(ClaimStep::Replayed { outcome }).await.map(drop)
         }
+        Some(Ok(Claim::InProgress { .. } | Claim::InDoubt { .. })) => report(ClaimStep::Busy).await.map(drop),
         _ => Ok(()),
     }
 }
