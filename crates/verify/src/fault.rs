@@ -124,6 +124,7 @@ impl fmt::Display for Fault {
                     Action::Delay(_) => "delayed, others overtake it",
                     Action::Duplicate => "duplicated",
                     Action::Hold => "held",
+                    Action::Repeat => "repeated later",
                 };
                 let what = if wire.answer { "response" } else { "request" };
                 write!(f, "{}: {what} {done}", wire.request)
