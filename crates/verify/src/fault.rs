@@ -123,6 +123,7 @@ impl fmt::Display for Fault {
                     Action::Delay(time) if time > REORDER => "delayed past the timeout",
                     Action::Delay(_) => "delayed, others overtake it",
                     Action::Duplicate => "duplicated",
+                    Action::Repeat => "repeated later",
                     Action::Hold => "held",
                     Action::Repeat => "repeated later",
                 };
