@@ -22,6 +22,8 @@ mod guard;
 mod hints;
 mod keys;
 mod ledger;
+mod link;
+mod msgpack;
 mod node;
 mod queues;
 mod run;

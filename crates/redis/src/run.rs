@@ -49,7 +49,12 @@ impl Call {
     /// A script with its keys and arguments.
     pub fn script(script: Script, shard: Shard, keys: &[String], args: &[&[u8]]) -> Self {
         let mut command = redis::cmd("EVALSHA");
-        command.arg(script.sha()).arg(keys.len()).arg(keys).arg(args);
+        let keys = script.keys(keys);
+        command.arg(script.sha()).arg(keys.clone().count());
+        for key in keys {
+            command.arg(key);
+        }
+        command.arg(args);
         Self { what: script.name(), shard, access: Access::Write, command }
     }
 

@@ -6,6 +6,8 @@ use hapax_core::ledger::DOUBT_RETENTION_MS;
 use hapax_core::policy;
 use hapax_core::transfer::IMPORTED_MS_MIN;
 
+use crate::link::{Linked, link};
+
 /// A script. Its text stands in `scripts/`; its header lists KEYS and ARGV.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Script {
@@ -125,9 +127,15 @@ impl Script {
         &LOADED[Self::ALL.iter().position(|script| *script == self).expect("every script is in the list")]
     }
 
-    /// The whole text.
+    /// The text that Redis gets.
     pub fn text(self) -> &'static str {
-        &self.loaded().text
+        &self.loaded().linked.text
+    }
+
+    /// Those of its keys that the text uses, in its order. All others follow.
+    pub fn keys<'k>(self, keys: &'k [String]) -> impl Iterator<Item = &'k String> + Clone {
+        let Loaded { linked, declared, .. } = self.loaded();
+        linked.keys.iter().map(|place| &keys[*place]).chain(&keys[*declared..])
     }
 
     /// The name by which Redis knows the text.
@@ -178,8 +186,19 @@ impl QueueScript {
 }
 
 struct Loaded {
-    text: String,
+    /// What it was linked from.
+    #[cfg(test)]
+    whole: String,
+    linked: Linked,
+    /// Keys that the header declares by name.
+    declared: usize,
     sha: String,
+}
+
+/// The names that a header declares.
+fn header<'t>(source: &'t str, what: &str) -> Vec<&'t str> {
+    let line = source.lines().find_map(|line| line.strip_prefix(what));
+    line.unwrap_or_else(|| panic!("no {what} in {source}")).split_whitespace().collect()
 }
 
 impl Loaded {
@@ -204,19 +223,22 @@ impl Loaded {
         for (name, number) in numbers {
             text = text.replace(name, &number.to_string());
         }
-        let sha = redis::Script::new(&text).get_hash().to_owned();
-        Self { text, sha }
+        let declared = header(source, "-- KEYS:").iter().filter(|name| !name.ends_with("...")).count();
+        let linked = link(&text, declared);
+        let sha = redis::Script::new(&linked.text).get_hash().to_owned();
+        Self {
+            #[cfg(test)]
+            whole: text,
+            linked,
+            declared,
+            sha,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn header<'t>(source: &'t str, what: &str) -> Vec<&'t str> {
-        let line = source.lines().find_map(|line| line.strip_prefix(what));
-        line.unwrap_or_else(|| panic!("no {what} in {source}")).split_whitespace().collect()
-    }
 
     /// The names that are bound to keys, in one line or several: `local A, B = KEYS[1], KEYS[2]`.
     fn bound(text: &str) -> Vec<String> {
@@ -251,9 +273,19 @@ mod tests {
             what.starts_with("KEYS[") || names.contains(&word) || word == "entry"
         };
         let mut problems = Vec::new();
-        for call in code.split("redis.call(").skip(1) {
-            let (command, rest) =
-                call.split_once(['\'']).and_then(|(_, rest)| rest.split_once('\'')).unwrap();
+        for (at, call) in code.match_indices("call(").chain(code.match_indices("later(")) {
+            if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
+                continue;
+            }
+            let call = &code[at + call.len()..];
+            // What the functions themselves pass on was named by their callers.
+            let is_passed_on = ["command, key, ", "unpack(command)"].iter().any(|own| call.starts_with(own));
+            let Some((command, rest)) = call.strip_prefix('\'').and_then(|rest| rest.split_once('\'')) else {
+                if !is_passed_on {
+                    problems.push(format!("a command {}", &call[..call.len().min(20)]));
+                }
+                continue;
+            };
             let key = rest.trim_start_matches(", ");
             // A list of names.
             let of_list = key.starts_with("key,") || key.starts_with("key)");
@@ -283,7 +315,7 @@ mod tests {
     fn every_key_in_a_script_is_declared() {
         for text in Script::ALL.map(Script::text).into_iter().chain([BOOT]) {
             assert_eq!(undeclared(text), Vec::<String>::new(), "{text}");
-            // The one name that is not bound to KEYS in its own line.
+            // The one name that is not a key by itself.
             for line in text.lines().filter(|line| line.trim().starts_with("local entry")) {
                 assert!(line.contains("= KEYS["), "{line}");
             }
@@ -295,6 +327,9 @@ mod tests {
         for wrong in [
             "redis.call('GET', 'hapax:x')",
             "redis.call('GET', ARGV[1])",
+            "redis.call(ARGV[1], KEYS[1])",
+            "later('HSET', ARGV[1], 1, 2)",
+            "call('HSET', prefix .. 'x', 1, 2)",
             "redis.call('SPUBLISH', ARGV[1], 7)",
             "local key = ARGV[1]\nredis.call('DEL', prefix .. key)",
             "local A = ARGV[1]\nredis.call('DEL', A)",
@@ -309,9 +344,26 @@ mod tests {
     }
 
     #[test]
+    fn a_script_gets_the_keys_that_it_uses() {
+        for script in Script::ALL {
+            let loaded = script.loaded();
+            for number in 1..=loaded.linked.keys.len() {
+                assert!(script.text().contains(&format!("KEYS[{number}]")), "{script:?}: {number}");
+            }
+            let all: Vec<String> = (0..=loaded.declared).map(|number| number.to_string()).collect();
+            let own: Vec<&String> = script.keys(&all).collect();
+            assert_eq!(own.len(), loaded.linked.keys.len() + 1, "{script:?}");
+            assert_eq!(own.last(), all.last().as_ref(), "what is not declared by name is passed on");
+        }
+        // A key that no message of a standard queue needs is not sent with each message.
+        let send = Script::Queue(QueueScript::Send);
+        assert!(send.loaded().linked.keys.len() < send.loaded().declared);
+    }
+
+    #[test]
     fn every_script_uses_all_its_keys_and_arguments_and_no_others() {
         for script in Script::ALL {
-            let (source, text) = (script.source(), script.text());
+            let (source, text) = (script.source(), script.loaded().whole.as_str());
             for (what, declared) in
                 [("KEYS", header(source, "-- KEYS:")), ("ARGV", header(source, "-- ARGV:"))]
             {

@@ -220,8 +220,8 @@ impl Queues {
     pub(super) async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
         let (mut values, halted, oldest, _) = self.read_stats(name).await?;
         let mut next = || values.number();
-        let (ready, delayed, in_flight, parked, bytes, _messages) =
-            (next()?, next()?, next()?, next()?, next()?, next()?);
+        let (_messages, bytes, _noisy, _letters) = (next()?, next()?, next()?, next()?);
+        let (ready, delayed, in_flight, parked) = (next()?, next()?, next()?, next()?);
         let totals = QueueTotals {
             sent: next()?,
             duplicates: next()?,
@@ -233,7 +233,7 @@ impl Queues {
             dead: next()?,
             stale: next()?,
             retention_dropped: next()?,
-            damaged: 0,
+            damaged: next()?,
         };
         Ok(QueueStats { ready, delayed, in_flight, parked, halted, bytes, oldest_sent_ms: oldest, totals })
     }
@@ -264,16 +264,20 @@ impl Queues {
     pub(super) async fn sums(&self) -> Result<(u64, u64), StoreError> {
         let call = |name: &QueueName| {
             let mut command = redis::cmd("HMGET");
-            command.arg(self.runner.keys.info(name)).arg("messages").arg("bytes");
+            command.arg(self.runner.keys.info(name)).arg("counts");
             Call::read("status", crate::keys::shard_of_queue(name), command)
         };
         let calls = self.names().await?.iter().map(call).collect();
         let (mut messages, mut bytes) = (0, 0);
         for value in whole(self.runner.run(calls).await)? {
-            let (these, size): (Option<u64>, Option<u64>) =
-                redis::from_redis_value(value).map_err(|_| unexpected("status"))?;
-            messages += these.unwrap_or_default();
-            bytes += size.unwrap_or_default();
+            let mut counts = Fields::of("status", value)?;
+            if !counts.is_none() {
+                // Behind the last sequence.
+                let mut counts = counts.unpacked()?;
+                counts.number()?;
+                messages += counts.number()?;
+                bytes += counts.number()?;
+            }
         }
         Ok((messages, bytes))
     }

@@ -10,6 +10,7 @@ use redis::Value;
 use super::{CHANGES_MAX, Known, Queues};
 use crate::copy::refusal;
 use crate::error::unexpected;
+use crate::msgpack::{Item, pack, unpack};
 use crate::run::Call;
 use crate::script::{QueueScript, Script};
 
@@ -52,24 +53,27 @@ pub(crate) fn keys(script: QueueScript) -> &'static [&'static str] {
 }
 
 /// The settings of a queue as the scripts read them. The revision `*` fits any.
-pub(super) fn settings(revision: &str, name: &QueueName, config: &QueueConfig) -> String {
+pub(super) fn settings(revision: &str, name: &QueueName, config: &QueueConfig) -> Vec<u8> {
     let dead_letters = config.dead_letter.as_ref().map_or("-", |dead| dead.queue.as_str());
-    let number = |value: Option<u64>| value.map_or_else(|| "-1".to_owned(), |value| value.to_string());
+    let number = |value: u64| Item::Number(value.try_into().unwrap_or(i64::MAX));
+    let quota = |max: Option<u64>| max.map_or(Item::Number(-1), number);
     let retry = &config.retry;
-    format!(
-        "{revision} {name} {dead_letters} {} {} {} {} {} {} {} {} {} {} {}",
-        u8::from(config.is_fifo()),
-        config.retention_ms,
-        retry.max_attempts,
-        retry.base_ms,
-        retry.cap_ms,
-        u8::from(retry.jitter == Jitter::Full),
-        u8::from(config.on_dead == OnDead::HaltGroup),
-        config.dedup.window_ms,
-        number(config.quota.messages_max),
-        number(config.quota.bytes_max),
-        u8::from(is_once(config)),
-    )
+    pack(&[
+        Item::Text(revision),
+        Item::Text(name.as_str()),
+        Item::Text(dead_letters),
+        Item::Flag(config.is_fifo()),
+        number(config.retention_ms),
+        number(retry.max_attempts.into()),
+        number(retry.base_ms),
+        number(retry.cap_ms),
+        Item::Flag(retry.jitter == Jitter::Full),
+        Item::Flag(config.on_dead == OnDead::HaltGroup),
+        number(config.dedup.window_ms),
+        quota(config.quota.messages_max),
+        quota(config.quota.bytes_max),
+        Item::Flag(is_once(config)),
+    ])
 }
 
 /// Whether the handlers of a queue make claims: the entries of its messages' keys are then kept as long as those live.
@@ -102,6 +106,12 @@ impl Fields {
     /// The next value as values of its own.
     pub fn fields(&mut self) -> Result<Self, StoreError> {
         Self::of(self.what, self.next()?)
+    }
+
+    /// The next value as values of its own that a script has packed.
+    pub fn unpacked(&mut self) -> Result<Self, StoreError> {
+        let packed = self.bytes()?;
+        Self::of(self.what, unpack(&packed).ok_or_else(|| self.unexpected())?)
     }
 
     /// The next value as a list of such.
@@ -243,7 +253,7 @@ impl Queues {
             self.runner.touch(),
             seed.as_bytes(),
             floor.as_bytes(),
-            known.settings.as_bytes(),
+            known.settings.as_slice(),
         ];
         let args = [&first, args].concat();
         if entries.is_empty() {

@@ -90,7 +90,7 @@ fn failed_attempt(mut row: Fields) -> Result<FailedAttempt, StoreError> {
 impl Stored {
     /// Sequence, fields in the order of `common.lua`, and body.
     pub fn read(mut row: Fields) -> Result<Self, StoreError> {
-        let (sequence, mut m) = (row.number()?, row.fields()?);
+        let (sequence, mut m) = (row.number()?, row.unpacked()?);
         let id = m.parsed()?;
         let state = match m.number()? {
             0 => MessageState::Ready,

@@ -67,7 +67,7 @@ pub(crate) struct Known {
     shard: Shard,
     config: QueueConfig,
     /// The settings that the scripts need, with their revision.
-    settings: String,
+    settings: Vec<u8>,
     keys: Vec<String>,
 }
 

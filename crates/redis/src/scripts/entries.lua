@@ -12,7 +12,7 @@ local written, resumed = false, {}
 -- A hint for those who wait for a key (`c`) or for messages of a queue (`q`), on the channel of the shard: other processes hear
 -- there what may be worth a look. It may be lost: they look by themselves too.
 local function wake(kind, name)
-  local WAKE = string.gsub(META, 'meta$', 'wake')
+  local WAKE = string.sub(META, 1, -5) .. 'wake'
   redis.call('SPUBLISH', WAKE, kind .. ' ' .. name)
 end
 

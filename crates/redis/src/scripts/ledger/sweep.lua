@@ -2,7 +2,7 @@
 -- KEYS: meta all open due scopes needs resumed entry...
 -- ARGV: clock touch
 local removed, damaged = 0, 0
-for at = 8, ledger_closed and 0 or #KEYS do
+for at = @KEYS@ + 1, ledger_closed and 0 or #KEYS do
   local entry = KEYS[at]
   local fine, e, before, pruned = pcall(load_entry, entry)
   if not fine then

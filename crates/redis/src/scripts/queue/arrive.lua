@@ -27,14 +27,14 @@ local m = cmsgpack.unpack(ARGV[11])
 fence = math.max(fence, m[F.fence])
 local place = next_seq()
 if kind == 'dead' then
-  if C.fifo then m[F.retained] = now end
+  if C[S.fifo] then m[F.retained] = now end
 else
   local was_awaited = unhalt(ARGV[10])
-  if was_awaited and m[F.dead][1] == C.name then place = m[F.died_at] end
+  if was_awaited and m[F.dead][1] == C[S.name] then place = m[F.died_at] end
   -- The entry of its key in this queue is kept for it, also beyond its time. A failure is not, or it would be replayed.
   local old = m[F.needs]
   m[F.needs] = {}
-  if ARGV[13] == '1' and (C.once or #old > 0) then
+  if ARGV[13] == '1' and (C[S.once] or #old > 0) then
     local entry = KEYS[33]
     need(m, entry)
     local e, indexes = load_entry(entry)
@@ -42,7 +42,7 @@ else
   end
   for _, known_need in ipairs(old) do
     local queue, member = string.match(known_need, '^(%S+) (%S+)$')
-    if queue == C.name then end_need(member, queue, ARGV[10]) end
+    if queue == C[S.name] then end_need(member, queue, ARGV[10]) end
   end
   m[F.dead], m[F.died_at], m[F.attempts], m[F.deliveries], m[F.history] = false, 0, 0, 0, {}
   m[F.sent], m[F.retained], m[F.halts] = now, now, {}

@@ -19,21 +19,19 @@ for at = 1, #waits, 2 do
   end
 end
 if #waits == 1000 then return answer('more', #waits / 2) end
-local removed = count('messages') + #waits / 2
+local removed = counts[N.messages] + #waits / 2
 for _, key in ipairs({ M, B, ALL, READY, DUE, GROUPS, RETAIN, SENT, IDS, DEDUP, DEDUP_AT, SIDE, TRIES_AT, HALTED, WAITS }) do
-  redis.call('UNLINK', key)
+  call('UNLINK', key)
 end
 touched = {}
 if deletes then
-  deltas = {}
+  is_counted = false
   redis.call('UNLINK', INFO)
-  redis.call('ZREM', QUEUES, C.name)
-  redis.call('ZADD', DELETED, now, C.name)
+  redis.call('ZREM', QUEUES, C[S.name])
+  redis.call('ZADD', DELETED, now, C[S.name])
 else
-  for _, name in ipairs({ 'ready', 'delayed', 'in_flight', 'parked', 'messages', 'bytes', 'letters', 'noisy' }) do
-    redis.call('HDEL', INFO, name)
-    deltas[name] = nil
-  end
+  for counter = N.messages, N.parked do counts[counter] = 0 end
+  is_counted = true
   redis.call('HSET', INFO, 'purged', now)
 end
 return answer('done', removed)

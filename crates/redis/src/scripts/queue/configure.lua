@@ -23,11 +23,11 @@ end
 if how == 'create' then
   if ledger_closed then return answer('ledger-closed', ledger_closed) end
   if found[1] then return told('exists') end
-  local deleted = tonumber(redis.call('ZSCORE', DELETED, C.name) or 0)
+  local deleted = tonumber(redis.call('ZSCORE', DELETED, C[S.name]) or 0)
   local interval = tonumber(ARGV[9])
   if deleted > 0 and deleted + interval > now then return told('too-soon', deleted + interval - now) end
   redis.call('ZREMRANGEBYSCORE', DELETED, '-inf', now - @INTERVAL_MS_MAX@)
-  redis.call('ZADD', QUEUES, 0, C.name)
+  redis.call('ZADD', QUEUES, 0, C[S.name])
   write(now)
   return told('created')
 end
@@ -37,7 +37,7 @@ if how == 'copy' then
   for name, value in pairs({ pause = ARGV[11], copy = config }) do
     if value == '' then redis.call('HDEL', INFO, name) else redis.call('HSET', INFO, name, value) end
   end
-  redis.call('XADD', AUDIT, 'MAXLEN', '~', 10000, '*', 'at_ms', now, 'by', ARGV[10], 'what', 'copy of queue ' .. C.name)
+  redis.call('XADD', AUDIT, 'MAXLEN', '~', 10000, '*', 'at_ms', now, 'by', ARGV[10], 'what', 'copy of queue ' .. C[S.name])
   is_woken = true
   return told('done')
 end
@@ -53,5 +53,5 @@ if how == 'pause' then
 else
   redis.call('HDEL', INFO, 'pause')
 end
-redis.call('XADD', AUDIT, 'MAXLEN', '~', 10000, '*', 'at_ms', now, 'by', ARGV[10], 'what', how .. ' queue ' .. C.name)
+redis.call('XADD', AUDIT, 'MAXLEN', '~', 10000, '*', 'at_ms', now, 'by', ARGV[10], 'what', how .. ' queue ' .. C[S.name])
 return told('done')

@@ -17,12 +17,12 @@ if how == 'release-group' then
   end
 end
 for at = 9, #ARGV do
-  local s = redis.call('HGET', IDS, ARGV[at])
+  local s = call('HGET', IDS, ARGV[at])
   local m = s and load(s)
   if how == 'need' then
-    begin_need(group, C.name, ARGV[at])
+    begin_need(group, C[S.name], ARGV[at])
   elseif how == 'unneed' then
-    end_need(group, C.name, ARGV[at])
+    end_need(group, C[S.name], ARGV[at])
   elseif how == 'await' then
     -- `group` has the waiting queue and the place that the letter returns to.
     local queue, place = string.match(group, '^(%S+) (%S+)$')
@@ -33,7 +33,7 @@ for at = 9, #ARGV do
       end
       halts[#halts + 1] = queue
       m[F.halts], m[F.died_at] = halts, tonumber(place)
-      redis.call('HSET', M, s, cmsgpack.pack(m))
+      write_message(s, m)
       redis.call('HSET', WAITS, m[F.id], s)
       done = done + 1
     end
@@ -56,7 +56,7 @@ for at = 9, #ARGV do
   end
 end
 if done > 0 and ARGV[7] ~= '' then
-  local what = how .. ' in queue ' .. C.name .. ' ' .. group
+  local what = how .. ' in queue ' .. C[S.name] .. ' ' .. group
   redis.call('XADD', AUDIT, 'MAXLEN', '~', 10000, '*', 'at_ms', now, 'by', ARGV[7], 'what', what)
 end
 return answer('done', done, in_flight)

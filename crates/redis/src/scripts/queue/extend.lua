@@ -4,13 +4,13 @@
 -- Each element: sequence, id, fence, lease_ms, own.
 if closed then return answer('closed', closed) end
 -- In a FIFO group, others that have lapsed before it count. `find` looks at the delivery itself.
-if C.fifo then tick(20) end
+if C[S.fifo] then tick(20) end
 
 local function extend(s, m, lease, own)
   local received, is_own
   if m[F.state] == IN_FLIGHT then
     received, is_own = m[F.received], m[F.own] == 1 or own
-  elseif m[F.received_ms] ~= 0 and not C.fifo then
+  elseif m[F.received_ms] ~= 0 and not C[S.fifo] then
     if lease == 0 then
       leave(s, m)
       enter(s, m, IS_READY)
@@ -25,7 +25,7 @@ local function extend(s, m, lease, own)
   -- The delivery is late, and had failed by that.
   if m[F.state] ~= IN_FLIGHT and last and last[2] == m[F.deliveries] then table.remove(m[F.history]) end
   if lease == 0 then
-    bump('retried', 1)
+    bump(N.retried, 1)
     fail(s, m, 'retry', nil, 0)
   else
     leave(s, m)

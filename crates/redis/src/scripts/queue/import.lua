@@ -8,23 +8,23 @@ if closed and string.sub(closed, 1, 5) ~= 'from ' then return answer('closed', c
 local answers, refused = {}, {}
 
 local function import_message(id, fields, body, own)
-  if redis.call('HEXISTS', SIDE, 'i:' .. id) == 1 or redis.call('HEXISTS', IDS, id) == 1 then return 'there', 0 end
+  if redis.call('HEXISTS', SIDE, 'i:' .. id) == 1 or call('HEXISTS', IDS, id) == 1 then return 'there', 0 end
   local m = cjson.decode(fields)
-  local group = C.fifo and m[F.group]
+  local group = C[S.fifo] and m[F.group]
   if group and refused[group] then return 'order', 0 end
-  local messages, used = count('messages'), count('bytes')
-  local full = (C.messages_max >= 0 and messages >= C.messages_max and 'messages')
-    or (C.bytes_max >= 0 and used + m[F.bytes] > C.bytes_max and 'bytes')
+  local messages, used = counts[N.messages], counts[N.bytes]
+  local full = (C[S.messages_max] >= 0 and messages >= C[S.messages_max] and 'messages')
+    or (C[S.bytes_max] >= 0 and used + m[F.bytes] > C[S.bytes_max] and 'bytes')
   if full then
     if group then refused[group] = true end
     return full, full == 'messages' and messages or used
   end
   local s = padded(next_seq())
   -- What will need a message that is over, for example a group that waits for it, may come later.
-  m[F.retained] = math.max(m[F.retained], now + math.min(C.retention, @IMPORTED_MS_MIN@) - C.retention)
+  m[F.retained] = math.max(m[F.retained], now + math.min(C[S.retention], @IMPORTED_MS_MIN@) - C[S.retention])
   if own > 0 then
-    load_entry(KEYS[32 + own])
-    need(m, KEYS[32 + own])
+    load_entry(KEYS[@KEYS@ + own])
+    need(m, KEYS[@KEYS@ + own])
   end
   fence = math.max(fence, m[F.fence])
   local state, until_ms = m[F.state], m[F.visible]
@@ -42,10 +42,10 @@ local function import_message(id, fields, body, own)
 end
 
 local function import_dedup(hash, id, sent)
-  if now >= sent + C.window then return 'there', 0 end
+  if now >= sent + C[S.window] then return 'there', 0 end
   local first = redis.call('HGET', DEDUP, hash)
-  if first and now < tonumber(string.match(first, '^%S+')) + C.window then return 'there', 0 end
-  local s = redis.call('HGET', IDS, id)
+  if first and now < tonumber(string.match(first, '^%S+')) + C[S.window] then return 'there', 0 end
+  local s = call('HGET', IDS, id)
   redis.call('HSET', DEDUP, hash, string.format('%.0f %s %.0f', sent, id, s and tonumber(s) or next_seq()))
   redis.call('ZADD', DEDUP_AT, sent, hash)
   return 'added', 0

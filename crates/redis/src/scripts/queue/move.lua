@@ -35,12 +35,12 @@ local function bring_back(move, intent)
     return
   end
   -- The queue may have been deleted and created again: the place is another message's then, or will be.
-  if tonumber(s) > seq or redis.call('HEXISTS', M, s) == 1 then s = padded(next_seq()) end
+  if tonumber(s) > counts[N.seq] or call('HEXISTS', M, s) == 1 then s = padded(next_seq()) end
   if how == 'parked' then
     local dead = m[F.dead]
     m[F.dead], m[F.parked], m[F.parked_error] = false, dead[2], dead[3]
     m[F.attempts] = dead[4]
-    if m[F.halts][#m[F.halts]] == C.name then table.remove(m[F.halts]) end
+    if m[F.halts][#m[F.halts]] == C[S.name] then table.remove(m[F.halts]) end
     insert(s, m, body, IS_PARKED)
   else
     m[F.id] = intent[3]

@@ -3,25 +3,30 @@
 -- ARGV: clock touch seed floor settings max lease_ms consumer ack attempt_id bytes_max
 if closed then return answer('closed', closed) end
 local max, lease, acks, attempt = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[9] == '1', ARGV[10]
-local more, got, bytes, full = tick(100), {}, 0, false
+local more, got, sequences, fences, bytes, full = tick(100), {}, {}, {}, 0, false
 
 local function handed(s, m)
-  local body = redis.call('HGET', B, s)
-  bytes = bytes + #body
+  bytes = bytes + m[F.bytes]
   full = #got + 1 >= max or bytes >= tonumber(ARGV[11])
-  got[#got + 1] = { tonumber(s), m, body }
+  local at = #got + 1
+  sequences[at], fences[at] = s, m[F.fence]
+  got[at] = { tonumber(s), packed[s], acks and call('HGET', B, s) }
 end
 
 -- When there is something to look for, for a receive that has to wait.
 local function next_due()
   if #got > 0 then return 0 end
-  return tonumber(redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2] or 0)
+  return tonumber(call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2] or 0)
 end
 
 local function ended(status, ...)
   refresh_groups()
   -- What it left, or found to be ready by time, others find by themselves.
   is_woken = false
+  if #got > 0 and not acks then
+    local bodies = call('HMGET', B, unpack(sequences))
+    for at, one in ipairs(got) do one[3] = bodies[at] end
+  end
   return answer(status, got, next_due(), more and 1 or 0, ...)
 end
 
@@ -45,10 +50,10 @@ if attempt ~= '' then
   end
 end
 if paused then return ended('done') end
-local in_flight = count('in_flight')
+local in_flight = counts[N.in_flight]
 local room = @IN_FLIGHT_MAX@ - in_flight
 if room <= 0 then
-  if C.fifo then return ended('done') end
+  if C[S.fifo] then return ended('done') end
   return ended('crowded', in_flight)
 end
 max = math.min(max, room)
@@ -59,18 +64,18 @@ local function deliver(s, m)
   m[F.attempts], m[F.deliveries], m[F.fence] = m[F.attempts] + 1, m[F.deliveries] + 1, next_fence()
   if m[F.first] == 0 then m[F.first] = now end
   enter(s, m, IN_FLIGHT, now + lease)
-  bump('delivered', 1)
+  bump(N.delivered, 1)
   handed(s, m)
   if acks then
     remove(s, m)
     decided(m)
-    bump('acked', 1)
+    bump(N.acked, 1)
   end
 end
 
 -- A lowered limit holds for what waits already.
 local function is_spent(s, m)
-  if C.limit == 0 or m[F.attempts] < C.limit then return false end
+  if C[S.limit] == 0 or m[F.attempts] < C[S.limit] then return false end
   local last = m[F.history][#m[F.history]]
   die(s, m, last and last[4] or 'expired', last and last[5] or nil)
   return true
@@ -83,13 +88,15 @@ local function is_noisy(m)
 end
 
 local function take_standard()
-  local found = redis.call('ZRANGE', READY, 0, count('noisy') > 0 and 999 or max - 1, 'WITHSCORES')
+  local found = call('ZRANGE', READY, 0, counts[N.noisy] > 0 and 999 or max - 1, 'WITHSCORES')
   local rows, late, priority = {}, {}, nil
   local function close()
     for _, row in ipairs(late) do rows[#rows + 1] = row end
     late = {}
   end
-  local looks = count('noisy') > 0
+  local looks, first = counts[N.noisy] > 0, {}
+  for at = 1, #found, 2 do first[#first + 1] = found[at] end
+  prefetch(first)
   for at = 1, #found, 2 do
     local s, this = found[at], math.floor(found[at + 1] / 562949953421312)
     local m = load(s)
@@ -116,10 +123,10 @@ local function take_group(group)
     if m[F.state] ~= IS_READY then break end
     if is_spent(s, m) then
       died = true
-      if C.halts then break end
+      if C[S.halts] then break end
     else
       -- If attempts are limited, a head that has failed is delivered alone.
-      local alone = first and C.limit > 0 and (C.limit == 1 or m[F.attempts] > 0)
+      local alone = first and C[S.limit] > 0 and (C[S.limit] == 1 or m[F.attempts] > 0)
       deliver(s, m)
       first = false
       if alone then break end
@@ -130,8 +137,8 @@ end
 
 for _ = 1, 10 do
   local died = false
-  if C.fifo then
-    for _, group in ipairs(redis.call('ZRANGE', READY, 0, max - 1)) do
+  if C[S.fifo] then
+    for _, group in ipairs(call('ZRANGE', READY, 0, max - 1)) do
       if full then break end
       died = take_group(group) or died
     end
@@ -143,7 +150,7 @@ for _ = 1, 10 do
 end
 if attempt ~= '' and #got > 0 then
   local tried = { now }
-  for _, one in ipairs(got) do tried[#tried + 1] = { padded(one[1]), one[2][F.fence] } end
+  for at, s in ipairs(sequences) do tried[#tried + 1] = { s, fences[at] } end
   redis.call('HSET', SIDE, 'a:' .. attempt, cmsgpack.pack(tried))
   redis.call('ZADD', TRIES_AT, now, attempt)
 end

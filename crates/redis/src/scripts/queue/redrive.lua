@@ -21,9 +21,8 @@ if how == 'start' then
   local running = redis.call('HGET', INFO, 'redrive')
   if running and (read(running) or {})[2] == 'running' then return answer('running') end
   local number = string.format('%.0f', redis.call('HINCRBY', META, 'redrives', 1) * 64 + tonumber(ARGV[9]))
-  local letters = redis.call('HGET', INFO, 'letters')
-  local last = redis.call('ZRANGE', ALL, -1, -1, 'WITHSCORES')[2]
-  local task = { C.name, 'running', now, 0, tonumber(letters or 0) + (deltas.letters or 0), 0, 0, 0, tonumber(last or 0), ARGV[8], '' }
+  local last = call('ZRANGE', ALL, -1, -1, 'WITHSCORES')[2]
+  local task = { C[S.name], 'running', now, 0, counts[N.letters], 0, 0, 0, tonumber(last or 0), ARGV[8], '' }
   write(number, task)
   redis.call('HSET', INFO, 'redrive', number)
   -- As many are kept to be listed.
@@ -50,7 +49,7 @@ end
 if task[2] ~= 'running' then return answer('done', { id, task }) end
 -- `fail` says in `task` why it cannot go on.
 if not known[1] or how == 'fail' then
-  task[2], task[4], task[11] = 'failed', now, how == 'fail' and ARGV[8] or 'queue ' .. C.name .. ' was deleted'
+  task[2], task[4], task[11] = 'failed', now, how == 'fail' and ARGV[8] or 'queue ' .. C[S.name] .. ' was deleted'
   write(id, task)
   return answer('done', { id, task })
 end

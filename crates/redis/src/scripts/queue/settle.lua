@@ -6,7 +6,7 @@
 -- nonce, ending, failed, value, omitted and ttl_ms.
 if closed then return answer('closed', closed) end
 -- In a FIFO group, others that have lapsed before it count. `find` looks at the delivery itself.
-if C.fifo then tick(20) end
+if C[S.fifo] then tick(20) end
 local answers = {}
 
 local function settle(s, m, how, after, problem)
@@ -17,24 +17,24 @@ local function settle(s, m, how, after, problem)
     m[F.attempts], m[F.deliveries], m[F.received_ms] = m[F.attempts] - 1, m[F.deliveries] - 1, 0
     if m[F.deliveries] == 0 then m[F.first] = 0 end
     enter(s, m, IS_READY)
-    bump('delivered', -1)
+    bump(N.delivered, -1)
     return 'returned', 0
   end
   if how == 'ack' then
-    if m[F.state] ~= IN_FLIGHT and C.fifo then return 'expired', 0 end
+    if m[F.state] ~= IN_FLIGHT and C[S.fifo] then return 'expired', 0 end
     remove(s, m)
     decided(m)
-    bump('acked', 1)
+    bump(N.acked, 1)
     return 'acked', 0
   end
   if m[F.state] ~= IN_FLIGHT then return 'not-in-flight', 0 end
   put_back_later(s, m)
   if how == 'retry' then
-    bump('retried', 1)
+    bump(N.retried, 1)
     m[F.received_ms] = 0
     return fail(s, m, 'retry', problem, after >= 0 and after or nil)
   elseif how == 'defer' then
-    bump('deferred', 1)
+    bump(N.deferred, 1)
     m[F.attempts], m[F.received_ms] = m[F.attempts] - 1, 0
     put_back(s, m, after)
     return 'returned', after
@@ -51,7 +51,13 @@ local function settle(s, m, how, after, problem)
   return die(s, m, 'rejected', problem)
 end
 
-local at = 6
+local at, sequences = 6, {}
+while at <= #ARGV do
+  sequences[#sequences + 1] = padded(tonumber(ARGV[at]))
+  at = at + (ARGV[at + 7] == '0' and 8 or 15)
+end
+prefetch(sequences)
+at = 6
 while at <= #ARGV do
   local s, problem = padded(tonumber(ARGV[at])), nil
   if ARGV[at + 5] ~= '' then problem = string.sub(ARGV[at + 5], 2) end
@@ -62,7 +68,7 @@ while at <= #ARGV do
   elseif claim > 0 then
     -- An entry that cannot be read does not end the script behind settles that were made.
     local fine, told, _, has_changed = pcall(
-      finish, KEYS[32 + claim], tonumber(ARGV[at + 8]), ARGV[at + 9], ARGV[at + 10], ARGV[at + 11] == '1', ARGV[at + 12],
+      finish, KEYS[@KEYS@ + claim], tonumber(ARGV[at + 8]), ARGV[at + 9], ARGV[at + 10], ARGV[at + 11] == '1', ARGV[at + 12],
       tonumber(ARGV[at + 13]), tonumber(ARGV[at + 14])
     )
     if fine then ended, changed = told, has_changed else ended = 'damaged' end
@@ -76,7 +82,7 @@ while at <= #ARGV do
   elseif m then
     -- Nothing would wake it any more if its entry is not in doubt.
     local is_read, e = true, nil
-    if parked_for > 0 then is_read, e = pcall(load_entry, KEYS[32 + parked_for]) end
+    if parked_for > 0 then is_read, e = pcall(load_entry, KEYS[@KEYS@ + parked_for]) end
     if parked_for > 0 and is_read and not (e and is_in_doubt(e)) then how, after = 'defer', 0 end
     local told, detail = settle(s, m, how, after, problem)
     answers[#answers + 1] = { told, detail or 0, changed }

@@ -12,15 +12,10 @@ for _, member in ipairs(redis.call('ZRANGEBYLEX', HALTED, '-', '+', 'LIMIT', 0, 
     halted = halted + redis.call('ZLEXCOUNT', GROUPS, from, to) - in_flight
   end
 end
-local names = {
-  'ready', 'delayed', 'in_flight', 'parked', 'bytes', 'messages', 'sent', 'duplicates', 'delivered', 'acked', 'retried', 'deferred',
-  'expired', 'dead', 'stale', 'retention_dropped',
-}
-local told = answer('done')
-local values = redis.call('HMGET', INFO, unpack(names))
-for at = 1, #names do values[at] = tonumber(values[at] or 0) end
+local told, values = answer('done'), {}
+for counter = N.messages, N.damaged do values[counter - 1] = counts[counter] end
 -- What has left this queue and not yet arrived in the other one is in flight here: a message is never in neither.
-values[3] = values[3] + count_moving()
-local oldest = redis.call('ZRANGE', SENT, 0, 0, 'WITHSCORES')[2]
+values[N.in_flight - 1] = values[N.in_flight - 1] + count_moving()
+local oldest = call('ZRANGE', SENT, 0, 0, 'WITHSCORES')[2]
 told[7], told[8], told[9], told[10] = values, halted, tonumber(oldest or -1), groups
 return told

@@ -5,10 +5,10 @@
 for at = 6, closed and 0 or #ARGV do
   local m = load(ARGV[at])
   local waits = m and (m[F.state] == IS_READY or m[F.state] == IS_HIDDEN)
-  if waits and m[F.retained] + C.retention < now then
+  if waits and m[F.retained] + C[S.retention] < now then
     remove(ARGV[at], m)
     decided(m)
-    bump('retention_dropped', 1)
+    bump(N.retention_dropped, 1)
   end
 end
 return answer('done', tick(200, true) and 1 or 0)

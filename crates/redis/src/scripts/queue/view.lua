@@ -6,10 +6,10 @@ tick(20)
 local limit, state = tonumber(ARGV[7]), tonumber(ARGV[8])
 local members = {}
 if ARGV[9] ~= '' then
-  members[1] = redis.call('HGET', IDS, ARGV[9]) or nil
+  members[1] = call('HGET', IDS, ARGV[9]) or nil
   if members[1] and tonumber(members[1]) <= tonumber(ARGV[6]) then members = {} end
 else
-  members = redis.call('ZRANGEBYSCORE', ALL, '(' .. ARGV[6], '+inf', 'LIMIT', 0, 1000)
+  members = call('ZRANGEBYSCORE', ALL, '(' .. ARGV[6], '+inf', 'LIMIT', 0, 1000)
 end
 local rows, bytes, last, more = {}, 0, 0, #members == 1000
 for _, s in ipairs(members) do
@@ -20,9 +20,9 @@ for _, s in ipairs(members) do
       break
     end
     m[F.retained] = retained_from(m)
-    local body = redis.call('HGET', B, s)
+    local body = call('HGET', B, s)
     bytes = bytes + #body
-    rows[#rows + 1] = { tonumber(s), m, body }
+    rows[#rows + 1] = { tonumber(s), cmsgpack.pack(m), body }
   end
   last = tonumber(s)
 end
