@@ -135,6 +135,21 @@ fn sixty_five_rejects_at_once_and_duplicates_are_rejected_too() {
 }
 
 #[test]
+fn what_was_rejected_and_parked_runs_again_once_it_is_released() {
+    let server = Server::start();
+    let policy = ["--tier", "effectively-once", "--retry-base", "0s"];
+    server.run(&[&["queue", "create", "jobs"][..], &policy].concat()).ok();
+    server.run(&["send", "jobs", "x", "--key", "k"]).ok();
+    let lines = work(&server, &sh(&[], "exit 65"));
+    assert_eq!((&lines[0]["ended"], &lines[0]["ran"]), (&"rejected".into(), &true.into()), "{lines:?}");
+    assert_eq!(entry(&server, "k")["state"], "failed");
+    server.run(&["parked", "release", "jobs", "--all"]).ok();
+    let lines = work(&server, &sh(&[], "exit 0"));
+    assert_eq!((&lines[0]["ended"], &lines[0]["ran"]), (&"done".into(), &true.into()), "{lines:?}");
+    assert_eq!(entry(&server, "k")["state"], "completed");
+}
+
+#[test]
 fn other_codes_are_in_doubt_unless_told_otherwise() {
     // A doubt is retried, and the next run is a takeover.
     let server = jobs("effectively-once");

@@ -151,6 +151,17 @@ suite! {
         a_redriven_message_in_doubt_stays_parked_until_it_is_resolved: OneStore DurableLedger,
         a_redrive_that_leaves_a_letter_leaves_its_entry: OneStore,
     }
+    13 l13_releases {
+        a_release_clears_a_final_failure: OneStore DurableLedger,
+        a_release_keeps_what_was_completed: OneStore,
+        a_release_leaves_a_doubt_to_be_resolved: OneStore,
+        a_release_leaves_a_running_duplicate_alone: OneStore,
+        of_released_duplicates_one_runs: OneStore,
+        a_release_reaches_no_other_entry: OneStore,
+        a_release_among_the_dead_keeps_the_failure_of_the_source: OneStore,
+        a_released_message_of_a_halted_group_runs: OneStore DurableLedger Order,
+        a_release_on_one_handle_clears_for_the_other: OneStore SecondHandle,
+    }
     14 l14_two_handles {
         of_claims_on_two_handles_one_is_granted: SecondHandle,
         a_token_ends_its_claim_on_the_other_handle: SecondHandle,

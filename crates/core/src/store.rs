@@ -649,8 +649,9 @@ pub trait QueueAdmin: QueueStore {
     async fn discard(&self, name: &QueueName, ids: Vec<MessageId>, by: &str)
     -> Result<Discarded, StoreError>;
 
-    /// Makes parked messages ready again, with their attempts at zero; a damaged one is accepted as it is. Returns how
-    /// many were parked.
+    /// Makes parked messages ready again, with their attempts at zero; a damaged one is accepted as it is. As by a
+    /// redrive, the recorded failure of its key is cleared from a ledger in the same store, or it would be rejected
+    /// again unrun; what was completed, is in doubt or is running stays. Returns how many were parked.
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError>;
 
     /// Lets a halted FIFO group continue.

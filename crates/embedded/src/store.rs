@@ -321,10 +321,9 @@ impl QueueAdmin for Embedded {
 
     async fn release(&self, name: &QueueName, ids: Vec<MessageId>) -> Result<u64, StoreError> {
         validate::batch("ids", ids.len())?;
-        let (name, seqs) = (name.clone(), self.seqs(&ids));
-        let release =
-            move |engine: &mut Engine, now| engine.find_open(&name).map(|id| engine.release(now, id, &seqs));
-        self.state.job(release).await?
+        let (reply, answer) = oneshot::channel();
+        self.state.op_queue.push(Op::Release { queue: name.clone(), seqs: self.seqs(&ids), reply })?;
+        StoreState::answer(answer).await
     }
 
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {

@@ -76,6 +76,12 @@ pub(crate) enum Op {
         batch: Vec<(Option<DeliveryRef>, Extend)>,
         reply: Reply<Vec<Result<RemainingLease, SettleError>>>,
     },
+    /// An operator lets parked messages continue.
+    Release {
+        queue: QueueName,
+        seqs: Vec<u64>,
+        reply: Reply<u64>,
+    },
     Ledger(LedgerOp),
     Import {
         to: TransferScope,
@@ -435,6 +441,10 @@ impl<S: Storage> Writer<S> {
                     let extended = extended.collect();
                     self.pending_replies.push(PendingReply::Extended(reply, extended));
                 }
+            },
+            Op::Release { queue, seqs, reply } => match self.ready(&queue) {
+                Err(error) => drop(reply.send(Err(error))),
+                Ok(id) => self.release(now, id, &seqs, reply),
             },
             Op::Ledger(op) => self.apply_ledger(now, op),
             Op::Import { to, items, reply } => self.import(now, &to, items, reply),

@@ -11,5 +11,6 @@ pub(crate) mod l07_fences;
 pub(crate) mod l09_fingerprints;
 pub(crate) mod l10_scopes;
 pub(crate) mod l11_outcomes;
+pub(crate) mod l13_releases;
 pub(crate) mod l13_retention;
 pub(crate) mod l14_two_handles;

@@ -156,7 +156,7 @@ impl State {
         }
     }
 
-    /// Before a dead letter comes back: it must not meet the failure that it died of.
+    /// Before a dead letter or a parked message comes back: it must not meet its recorded failure.
     pub fn clear_failure(&mut self, id: &EntryId) {
         let failed = |entry: &LedgerEntry| entry.state(self.now_ms) == EntryState::Failed;
         if self.ledger.map.get(id).is_some_and(failed) {

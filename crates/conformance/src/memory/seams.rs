@@ -4,15 +4,15 @@ use async_trait::async_trait;
 use hapax_core::policy;
 use hapax_core::store::QueueTotals;
 use hapax_core::{
-    AdminError, Batch, Browse, Capabilities, Delivery, Discarded, Examination, Extend, GroupId, MessageId,
-    MessageView, NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName, QueuePause,
-    QueueStats, QueueStore, Receive, RedriveRequest, RedriveState, RedriveTask, RemainingLease, Revision,
-    SendError, Sent, Settle, SettleError, Settled, StoreError, StoreStatus, SupportedSettlements, WakeUp,
-    validate,
+    AdminError, Batch, Browse, Capabilities, Delivery, Discarded, EntryId, Examination, Extend, GroupId,
+    MessageId, MessageView, NewMessage, Order, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName,
+    QueuePause, QueueStats, QueueStore, Receive, RedriveRequest, RedriveState, RedriveTask, RemainingLease,
+    Revision, SendError, Sent, Settle, SettleError, Settled, StoreError, StoreStatus, SupportedSettlements,
+    WakeUp, validate,
 };
 
 use super::MemoryStore;
-use super::state::{Message, Queue, Redrive};
+use super::state::{Message, MessagePlace, Queue, Redrive};
 
 #[async_trait]
 impl QueueStore for MemoryStore {
@@ -225,7 +225,19 @@ impl QueueAdmin for MemoryStore {
         validate::batch("ids", ids.len())?;
         let mut state = self.change();
         let now_ms = state.now_ms;
-        Ok(state.of(name)?.release(now_ms, &ids))
+        let queue = state.of(name)?;
+        let parked = |m: &&Message| m.place == MessagePlace::Parked && ids.contains(&m.id);
+        let entries: Vec<EntryId> = queue
+            .messages
+            .values()
+            .filter(parked)
+            .map(|m| EntryId::of_queue(name, m.key.key.clone()))
+            .collect();
+        let released = queue.release(now_ms, &ids);
+        for entry in entries {
+            state.clear_failure(&entry);
+        }
+        Ok(released)
     }
 
     async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {

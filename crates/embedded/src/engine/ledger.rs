@@ -481,11 +481,12 @@ impl Engine {
         self.wave.durable = true;
     }
 
-    /// Prepares a key for a new message: an expired entry is removed for good, so that the message does not revive it.
-    /// A redriven message also clears the recorded failure; otherwise it would fail without running.
-    pub fn clear_entry(&mut self, now: Now, snapshot: &EntrySnapshot, redriven: bool) {
+    /// Prepares a key for a message that arrives or comes back: an expired entry is removed for good, so that the message
+    /// does not revive it. A redrive or a release (`again`) also clears the recorded failure; otherwise the message would
+    /// fail without running.
+    pub fn clear_entry(&mut self, now: Now, snapshot: &EntrySnapshot, again: bool) {
         let failed = snapshot.entry().is_some_and(|entry| entry.state(now.ms()) == EntryState::Failed);
-        if snapshot.over || (redriven && failed) {
+        if snapshot.over || (again && failed) {
             self.drop_entry(snapshot);
         }
     }

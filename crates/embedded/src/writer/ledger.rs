@@ -6,10 +6,10 @@ use hapax_core::{
     TokenError,
 };
 
-use super::{PendingReply, Reply, SettleOp, Writer};
+use super::{PendingReply, Reply, SettleOp, Writer, with_key};
 use crate::claims::{ClaimReply, ClaimWaiter, EndOp, LedgerOp, RenewOp};
 use crate::engine::{CachedEntry, EntrySnapshot, PRUNE_MAX};
-use crate::storage::{FoundEntry, ReadError, Storage};
+use crate::storage::{FoundBody, FoundEntry, ReadError, Storage};
 use crate::time::Now;
 
 /// Messages that one wave releases after a doubt is over; the rest follows in the next ones, also after a crash.
@@ -60,16 +60,39 @@ impl<S: Storage> Writer<S> {
         Ok(EntrySnapshot { id: id.clone(), hash, row, over })
     }
 
-    /// Prepares a key for a new message: an expired entry is removed, so that the message does not revive it. A
-    /// redriven message must not meet the failure that it died of.
-    pub(super) fn clear_entry(&mut self, now: Now, id: &EntryId, redriven: bool) -> Result<(), ReadError> {
+    /// Prepares a key for a message that arrives or comes back: an expired entry is removed, so that the message does not
+    /// revive it. One that an operator sends back (`again`) must not meet its recorded failure.
+    pub(super) fn clear_entry(&mut self, now: Now, id: &EntryId, again: bool) -> Result<(), ReadError> {
         match self.entry_snapshot(now, id, id.hash()) {
-            Ok(snapshot) => self.engine.clear_entry(now, &snapshot, redriven),
+            Ok(snapshot) => self.engine.clear_entry(now, &snapshot, again),
             Err(SnapshotError::Unread(error)) => return Err(error),
             // The next claim on the entry reports the damage.
             Err(SnapshotError::Damaged(_)) => {}
         }
         Ok(())
+    }
+
+    /// Lets parked messages continue, and clears the recorded failures of their keys.
+    pub(super) fn release(&mut self, now: Now, queue: u32, seqs: &[u64], reply: Reply<u64>) {
+        let released = self.try_release(now, queue, seqs).map_err(SnapshotError::from);
+        self.answer_result(reply, released);
+    }
+
+    fn try_release(&mut self, now: Now, queue: u32, seqs: &[u64]) -> Result<u64, ReadError> {
+        let mut released = 0;
+        for &seq in seqs {
+            if self.engine.release(now, queue, &[seq]) == 0 {
+                continue;
+            }
+            released += 1;
+            // The key of a damaged message cannot be told.
+            if let FoundBody::Sound(body) = self.storage.body(seq)? {
+                let (_, key) = with_key(self.ids.id(seq), body.content);
+                let entry = EntryId::of_queue(&self.engine.queue(queue).name, key);
+                self.clear_entry(now, &entry, true)?;
+            }
+        }
+        Ok(released)
     }
 
     /// Whether a message in this store needs the entry.

@@ -13,7 +13,7 @@ use super::admin::audit;
 use super::row::{COLUMNS, Message, Table};
 use super::transaction::{Effects, finish, work_on};
 use super::write::{self, seqs_of, unhalt};
-use super::{Inner, Queue};
+use super::{Inner, Queue, entries};
 use crate::BoxFuture;
 use crate::error::{Access, Failure};
 
@@ -146,21 +146,23 @@ pub(super) async fn release(
     let seqs: Vec<u64> = seqs_of(db, queue.id, ids).await?.into_iter().map(|(_, seq)| seq).collect();
     // Groups elsewhere wait on: a release does not decide about a dead letter.
     let (mut work, held) = work_on(db, queue, None, &seqs, &[]).await?;
-    let parked: Vec<(u64, MessageId)> = work
+    let parked: Vec<(u64, MessageId, Vec<u8>)> = work
         .items
         .values()
         .filter(|item| item.table == Some(Table::Parked) && seqs.contains(&item.message.seq))
-        .map(|item| (item.message.seq, item.message.id))
+        .map(|item| (item.message.seq, item.message.id, entries::own(&queue.name, &item.message)))
         .collect();
-    for (seq, _) in &parked {
+    for (seq, ..) in &parked {
         work.release(*seq);
     }
-    let own: Vec<MessageId> = parked.iter().map(|(_, id)| *id).collect();
+    let own: Vec<MessageId> = parked.iter().map(|(_, id, _)| *id).collect();
     if queue.config.is_fifo() && !own.is_empty() {
         unhalt(db, queue, &own, work.now_ms).await?;
     }
     let effects = finish(db, &work, &held).await?;
-    Ok((parked.len() as u64, effects))
+    let keys: Vec<Vec<u8>> = parked.into_iter().map(|(.., entry)| entry).collect();
+    entries::clear_failures(db, &keys).await?;
+    Ok((keys.len() as u64, effects))
 }
 
 async fn release_group(

@@ -15,7 +15,7 @@ fn bytes(id: &EntryId) -> Vec<u8> {
 }
 
 /// The entry of a message's own key.
-fn own(queue: &QueueName, message: &Message) -> Vec<u8> {
+pub(super) fn own(queue: &QueueName, message: &Message) -> Vec<u8> {
     bytes(&EntryId::of_queue(queue, message.key()))
 }
 
@@ -32,11 +32,12 @@ async fn link(db: &mut PgConnection, entries: Vec<Vec<u8>>, messages: &[&Message
     Ok(())
 }
 
-async fn clear(db: &mut PgConnection, entries: &[Vec<u8>], redriven: bool) -> Result<(), Failure> {
+/// Removes entries whose time is over, and, for messages that come `again`, recorded failures.
+async fn clear(db: &mut PgConnection, entries: &[Vec<u8>], again: bool) -> Result<(), Failure> {
     let mut entries = entries.to_vec();
     entries.sort_unstable();
     entries.dedup();
-    sqlx::query("SELECT hapax.ledger_clear($1, $2)").bind(entries).bind(redriven).execute(db).await?;
+    sqlx::query("SELECT hapax.ledger_clear($1, $2)").bind(entries).bind(again).execute(db).await?;
     Ok(())
 }
 
@@ -68,6 +69,14 @@ pub(super) async fn link_redriven(
     // An outcome that the letter has kept beyond its time stays; only a failure is cleared.
     link(db, entries.clone(), &[message]).await?;
     clear(db, &entries, true).await
+}
+
+/// Parked messages continue: they must not meet the failures that these entries of their keys keep.
+pub(super) async fn clear_failures(db: &mut PgConnection, entries: &[Vec<u8>]) -> Result<(), Failure> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    clear(db, entries, true).await
 }
 
 /// Messages that have ended need nothing; those that have died take what they need with them.

@@ -5,14 +5,15 @@ use std::collections::BTreeSet;
 use hapax_core::copy::check_open;
 use hapax_core::store::QueueTotals;
 use hapax_core::{
-    AdminError, Browse, Discarded, GroupId, MessageId, MessageState, MessageView, Page, QueueConfig,
-    QueueInfo, QueueName, QueuePause, QueueStats, Revision, StoreError, validate,
+    AdminError, Browse, Discarded, EntryId, GroupId, IdempotencyKey, MessageId, MessageState, MessageView,
+    Page, QueueConfig, QueueInfo, QueueName, QueuePause, QueueStats, Revision, StoreError, validate,
 };
 
 use super::Queues;
 use super::call::{Answer, Fields};
 use super::message::Stored;
 use crate::error::unexpected;
+use crate::keys::member;
 use crate::ledger::whole;
 use crate::run::Call;
 use crate::script::QueueScript;
@@ -341,13 +342,14 @@ impl Queues {
         name: &QueueName,
         [how, by, group]: [&str; 3],
         ids: &[MessageId],
+        entries: &[String],
     ) -> Result<(u64, Vec<String>), StoreError> {
         let _ticket = self.asking.begin();
         let args = || {
             let first = [how, by, group].map(|text| text.as_bytes().to_vec());
             first.into_iter().chain(ids.iter().map(|id| id.to_string().into_bytes())).collect()
         };
-        let mut answer = self.ask(QueueScript::Decide, name, |_| args()).await?;
+        let mut answer = self.ask_with(QueueScript::Decide, name, |_| (entries.to_vec(), args())).await?;
         self.after(name, &answer).await;
         self.waiters.freed(name.as_str());
         Ok((answer.values.number()?, answer.values.texts()?))
@@ -361,18 +363,26 @@ impl Queues {
     ) -> Result<Discarded, StoreError> {
         validate::batch("ids", ids.len())?;
         let by = QueuePause::new(0, by, None).by;
-        let (count, in_flight) = self.decide(name, ["discard", &by, ""], ids).await?;
+        let (count, in_flight) = self.decide(name, ["discard", &by, ""], ids, &[]).await?;
         let parse = |id: String| id.parse().map_err(|_| unexpected("discard"));
         Ok(Discarded { count, in_flight: in_flight.into_iter().map(parse).collect::<Result<_, _>>()? })
     }
 
     pub(super) async fn release(&self, name: &QueueName, ids: &[MessageId]) -> Result<u64, StoreError> {
         validate::batch("ids", ids.len())?;
-        Ok(self.decide(name, ["release", "", ""], ids).await?.0)
+        // A script has to be given the names of the entries. A message keeps its key.
+        let (_, found) = self.decide(name, ["keys", "", ""], ids, &[]).await?;
+        let (mut parked, mut entries) = (Vec::new(), Vec::new());
+        for pair in found.chunks_exact(2) {
+            parked.push(pair[0].parse().map_err(|_| unexpected("release"))?);
+            let key = IdempotencyKey::new(&pair[1]).map_err(|_| unexpected("release"))?;
+            entries.push(member(&EntryId::of_queue(name, key)));
+        }
+        Ok(self.decide(name, ["release", "", ""], &parked, &entries).await?.0)
     }
 
     pub(super) async fn release_group(&self, name: &QueueName, group: &GroupId) -> Result<(), AdminError> {
-        match self.decide(name, ["release-group", "", group.as_str()], &[]).await?.0 {
+        match self.decide(name, ["release-group", "", group.as_str()], &[], &[]).await?.0 {
             0 => Err(AdminError::NotFound(format!("halted group {group}"))),
             _ => Ok(()),
         }

@@ -45,7 +45,7 @@ pub(crate) fn arguments(script: QueueScript) -> &'static [&'static str] {
 #[cfg(test)]
 pub(crate) fn keys(script: QueueScript) -> &'static [&'static str] {
     let entries: &[&str] = match script {
-        QueueScript::Send | QueueScript::Settle | QueueScript::Import => &["entry..."],
+        QueueScript::Send | QueueScript::Settle | QueueScript::Decide | QueueScript::Import => &["entry..."],
         QueueScript::Arrive => &["entry"],
         _ => &[],
     };
