@@ -125,7 +125,6 @@ impl fmt::Display for Fault {
                     Action::Duplicate => "duplicated",
                     Action::Repeat => "repeated later",
                     Action::Hold => "held",
-                    Action::Repeat => "repeated later",
                 };
                 let what = if wire.answer { "response" } else { "request" };
                 write!(f, "{}: {what} {done}", wire.request)
