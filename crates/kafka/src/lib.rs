@@ -8,6 +8,10 @@
 //! |---|---|
 //! | [`wire`] | connections with bounds on time and size, TLS, SASL, metadata, coordinators |
 //! | [`machine`] | the producer's states, without input or output, checked by a model |
+//! | [`producer`] | the transactional producer: both together |
+//! | [`partition`] | names of partitions and of members of groups |
 
 pub mod machine;
+pub mod partition;
+pub mod producer;
 pub mod wire;

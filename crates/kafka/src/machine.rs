@@ -140,12 +140,11 @@ impl<P: Ord> Machine<P> {
         self.identity
     }
 
-    /// An initialisation may be sent: it ends a transaction that is under way. With the present identity in it, the
-    /// coordinator refuses it if another producer took over, instead of fencing that one.
-    pub fn initialise(&self) -> Result<Option<Identity>, Misuse> {
+    /// Whether an initialisation may be sent. The coordinator ends a transaction that is under way.
+    pub fn initialise(&self) -> Result<(), Misuse> {
         match self.state {
             State::Fenced => Err(self.misuse("initialise")),
-            _ => Ok(self.identity),
+            _ => Ok(()),
         }
     }
 
@@ -318,7 +317,7 @@ mod tests {
         machine.give_up();
         assert_eq!(machine.state(), State::Unknown);
         assert!(machine.abort().is_err() && machine.begin().is_err() && machine.commit().is_err());
-        assert_eq!(machine.initialise(), Ok(Some(FIRST)));
+        assert_eq!(machine.initialise(), Ok(()));
         machine.initialised(SECOND).unwrap();
         assert_eq!(machine.state(), State::Ready);
     }

@@ -65,3 +65,23 @@ impl Connect {
 pub(crate) fn text(text: &str) -> StrBytes {
     StrBytes::from_string(text.to_owned())
 }
+
+/// Waits between attempts: 5 ms to 1 s, doubled each time, with jitter.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    wait_ms: u64,
+}
+
+impl Backoff {
+    const WAIT_MS_MAX: u64 = 1_000;
+
+    pub fn new() -> Self {
+        Self { wait_ms: 5 }
+    }
+
+    pub async fn wait(&mut self) {
+        let jittered = self.wait_ms / 2 + fastrand::u64(0..=self.wait_ms / 2);
+        self.wait_ms = (self.wait_ms * 2).min(Self::WAIT_MS_MAX);
+        tokio::time::sleep(Duration::from_millis(jittered)).await;
+    }
+}

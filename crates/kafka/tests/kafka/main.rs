@@ -5,6 +5,7 @@
 
 mod broker;
 mod delayed_commit;
+mod producer;
 mod the_broker;
 
 use std::sync::{LazyLock, PoisonError, RwLock};
@@ -40,7 +41,7 @@ fn main() {
     if let Err(why) = &installed {
         eprintln!("skipped: {why}");
     }
-    let cases = [the_broker::cases(), delayed_commit::cases()];
+    let cases = [the_broker::cases(), delayed_commit::cases(), producer::cases()];
     let trials = cases.into_iter().flatten().map(|case| {
         let trial = Trial::test(case.name, move || {
             if case.alone {

@@ -1,0 +1,180 @@
+//! The transactional producer.
+//!
+//! ```no_run
+//! use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
+//! use hapax_kafka::wire::Connect;
+//!
+//! # async fn example() -> Result<(), hapax_kafka::producer::ProducerError> {
+//! let config = ProducerConfig::new(Connect::plain(["localhost:9092"]), "orders-1");
+//! let mut producer = Producer::connect(config).await?;
+//! producer.begin()?;
+//! producer.send(NewRecord::new("paid", "order 7", "12.50")).await?;
+//! producer.commit().await?;
+//! # Ok(()) }
+//! ```
+//! Every call has a time limit, and every call may be cancelled: what was not answered is kept, and the next call of
+//! [`Producer::flush`], [`Producer::commit`] or [`Producer::abort`] continues with the same bytes.
+
+mod error;
+mod produce;
+mod record;
+mod transaction;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use indexmap::IndexMap;
+
+pub use error::{Cause, ErrorKind, ProducerError};
+pub use record::NewRecord;
+
+use crate::machine::{Identity, Machine, State};
+use crate::partition::{GroupMetadata, TopicPartition};
+use crate::wire::{Cluster, Connect};
+
+/// How a producer works.
+#[derive(Debug, Clone)]
+pub struct ProducerConfig {
+    /// How brokers are reached.
+    pub connect: Connect,
+    /// The producer's name: the same after a restart, and used by no other instance.
+    pub transactional_id: String,
+    /// The coordinator aborts a transaction that takes longer. Default 60 s.
+    pub transaction_timeout: Duration,
+    /// How long a record, offsets, an abort or an initialisation is tried. Default 30 s.
+    pub delivery_timeout: Duration,
+    /// Maximum size of a batch of a partition. Default 900 kB; the broker's limit (`max.message.bytes`) is 1 MiB by default.
+    pub batch_bytes_max: usize,
+    /// Records are sent when this much of them waits. Default 2 MiB.
+    pub buffer_bytes_max: usize,
+}
+
+impl ProducerConfig {
+    /// The defaults.
+    pub fn new(connect: Connect, transactional_id: &str) -> Self {
+        Self {
+            connect,
+            transactional_id: transactional_id.to_owned(),
+            transaction_timeout: Duration::from_mins(1),
+            delivery_timeout: Duration::from_secs(30),
+            batch_bytes_max: 900_000,
+            buffer_bytes_max: 2 << 20,
+        }
+    }
+}
+
+/// A transactional producer of one task; it runs one transaction at a time.
+#[derive(Debug)]
+pub struct Producer {
+    config: ProducerConfig,
+    cluster: Arc<Cluster>,
+    machine: Machine<TopicPartition>,
+    /// Records that are in no batch yet, by partition.
+    waiting: IndexMap<TopicPartition, Vec<NewRecord>>,
+    waiting_bytes: usize,
+    /// Batches that are not answered yet: the bytes do not change from attempt to attempt.
+    unanswered: BTreeMap<TopicPartition, Bytes>,
+    /// The group's next offsets, sent with the commit.
+    offsets: Option<(GroupMetadata, BTreeMap<TopicPartition, i64>)>,
+    /// An EndTxn(commit) of this transaction may have reached the coordinator without an answer.
+    uncertain: bool,
+    next_partition: usize,
+}
+
+impl Producer {
+    /// Connects, checks the cluster's transaction version, and takes the transactional id over: the transaction of a
+    /// predecessor is ended, and the predecessor is fenced.
+    pub async fn connect(config: ProducerConfig) -> Result<Self, ProducerError> {
+        let cluster = Arc::new(Cluster::new(config.connect.clone()));
+        let mut producer = Self {
+            config,
+            cluster,
+            machine: Machine::default(),
+            waiting: IndexMap::new(),
+            waiting_bytes: 0,
+            unanswered: BTreeMap::new(),
+            offsets: None,
+            uncertain: false,
+            next_partition: 0,
+        };
+        producer.require_version_2().await?;
+        producer.initialise().await?;
+        Ok(producer)
+    }
+
+    /// The present identity.
+    pub fn identity(&self) -> Option<Identity> {
+        self.machine.identity()
+    }
+
+    /// The present state.
+    pub fn state(&self) -> State {
+        self.machine.state()
+    }
+
+    /// The cluster, for requests beside the transaction.
+    pub fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    /// Begins a transaction. The coordinator learns of it with the first record.
+    pub fn begin(&mut self) -> Result<(), ProducerError> {
+        self.machine.begin()?;
+        self.forget();
+        Ok(())
+    }
+
+    /// Adds a record to the transaction. It is sent when enough wait, with [`Producer::flush`], or with the commit.
+    pub async fn send(&mut self, record: NewRecord) -> Result<(), ProducerError> {
+        self.require_open("send")?;
+        record.check(self.config.batch_bytes_max)?;
+        if self.waiting_bytes + record.bytes() > self.config.buffer_bytes_max {
+            self.flush().await?;
+        }
+        let partition = self.choose(&record).await?;
+        self.waiting_bytes += record.bytes();
+        self.waiting.entry(partition).or_default().push(record);
+        Ok(())
+    }
+
+    /// The group's next offsets, for the commit. Of several calls in a transaction the last one of a partition counts.
+    pub fn offsets(
+        &mut self,
+        group: GroupMetadata,
+        next: impl IntoIterator<Item = (TopicPartition, i64)>,
+    ) -> Result<(), ProducerError> {
+        self.require_open("offsets")?;
+        let mut offsets = self.offsets.take().map(|(_, offsets)| offsets).unwrap_or_default();
+        offsets.extend(next);
+        self.offsets = Some((group, offsets)).filter(|(_, offsets)| !offsets.is_empty());
+        Ok(())
+    }
+
+    /// Sends all records that wait, and waits until they are written.
+    pub async fn flush(&mut self) -> Result<(), ProducerError> {
+        self.require_open("flush")?;
+        while !self.waiting.is_empty() || !self.unanswered.is_empty() {
+            self.form_batches()?;
+            self.deliver().await?;
+        }
+        Ok(())
+    }
+
+    /// What belongs to the last transaction only.
+    fn forget(&mut self) {
+        self.waiting.clear();
+        self.waiting_bytes = 0;
+        self.unanswered.clear();
+        self.offsets = None;
+        self.uncertain = false;
+    }
+
+    fn require_open(&self, call: &'static str) -> Result<(), ProducerError> {
+        match self.machine.state() {
+            State::Open => Ok(()),
+            state => Err(crate::machine::Misuse::State { call, state }.into()),
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Batches on their way to the partitions' leaders.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use kafka_protocol::error::{ParseResponseErrorCode as _, ResponseError};
+use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use kafka_protocol::messages::{ProduceRequest, ProduceResponse};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::error::{Meaning, meaning};
+use super::record::{encode, partition_of};
+use super::{Cause, NewRecord, Producer, ProducerError};
+use crate::partition::TopicPartition;
+use crate::wire::{Backoff, WireError, text};
+
+/// The version that adds partitions to the transaction implicitly. The next one names topics by their ids.
+const PRODUCE_VERSION: i16 = 12;
+const WHAT: &str = "producing records";
+
+/// Batches of one broker.
+type Batches = BTreeMap<TopicPartition, Bytes>;
+
+impl Producer {
+    /// The record's partition.
+    pub(super) async fn choose(&mut self, record: &NewRecord) -> Result<TopicPartition, ProducerError> {
+        let partition = match record.partition {
+            Some(partition) => partition,
+            None => {
+                let count = self.partition_count(&record.topic).await?;
+                match &record.key {
+                    Some(key) => partition_of(key, count),
+                    None => {
+                        self.next_partition = self.next_partition.wrapping_add(1);
+                        i32::try_from(self.next_partition % count.unsigned_abs() as usize).unwrap_or(0)
+                    }
+                }
+            }
+        };
+        // The topic's name is shared by its records.
+        let known = self.waiting.keys().find(|known| *known.topic == *record.topic);
+        Ok(match known {
+            Some(known) => TopicPartition { topic: known.topic.clone(), partition },
+            None => TopicPartition::new(&record.topic, partition),
+        })
+    }
+
+    async fn partition_count(&mut self, topic: &str) -> Result<i32, ProducerError> {
+        let deadline = Instant::now() + self.config.delivery_timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let cause = match self.cluster.leaders(topic).await {
+                Ok(Ok(leaders)) if !leaders.is_empty() => {
+                    return Ok(i32::try_from(leaders.len()).unwrap_or(i32::MAX));
+                }
+                Ok(Ok(_)) => Cause::Broker(ResponseError::UnknownTopicOrPartition),
+                Ok(Err(error)) => Cause::Broker(error),
+                Err(error) if error.is_transient() => Cause::Wire(error),
+                Err(error) => return Err(self.forbidden(WHAT, Cause::Wire(error))),
+            };
+            match &cause {
+                Cause::Broker(error) if meaning(*error) == Meaning::Forbidden => {
+                    return Err(self.forbidden(WHAT, cause));
+                }
+                _ if Instant::now() >= deadline => return Err(self.failed(WHAT, cause)),
+                _ => backoff.wait().await,
+            }
+        }
+    }
+
+    /// Forms a batch of each partition that has records and no unanswered batch.
+    pub(super) fn form_batches(&mut self) -> Result<(), ProducerError> {
+        let waiting = std::mem::take(&mut self.waiting);
+        for (partition, mut records) in waiting {
+            if self.unanswered.contains_key(&partition) {
+                self.waiting.insert(partition, records);
+                continue;
+            }
+            let mut bytes = 0;
+            let count = records
+                .iter()
+                .take_while(|record| {
+                    bytes += record.bytes();
+                    bytes <= self.config.batch_bytes_max
+                })
+                .count();
+            let rest = records.split_off(count);
+            let formed = records.iter().map(NewRecord::bytes).sum::<usize>();
+            let batch = self.machine.batch(partition.clone(), i32::try_from(count).unwrap_or(i32::MAX))?;
+            let encoded = encode(batch, records).inspect_err(|_| self.machine.fail())?;
+            self.waiting_bytes = self.waiting_bytes.saturating_sub(formed);
+            self.unanswered.insert(partition.clone(), encoded);
+            if !rest.is_empty() {
+                self.waiting.insert(partition, rest);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the unanswered batches until all are written.
+    pub(super) async fn deliver(&mut self) -> Result<(), ProducerError> {
+        let deadline = Instant::now() + self.config.delivery_timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let mut cause = self.deliver_once().await?;
+            if self.unanswered.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let cause = cause.take().unwrap_or_else(|| Cause::Other("no leader".to_owned()));
+                return Err(self.failed(WHAT, cause));
+            }
+            backoff.wait().await;
+        }
+    }
+
+    /// One attempt with each leader. Returns the last failure that another attempt may mend.
+    async fn deliver_once(&mut self) -> Result<Option<Cause>, ProducerError> {
+        let mut failure = None;
+        let mut by_leader: BTreeMap<String, Batches> = BTreeMap::new();
+        for (partition, batch) in &self.unanswered {
+            match self.leader(partition).await {
+                Ok(address) => {
+                    by_leader.entry(address).or_default().insert(partition.clone(), batch.clone());
+                }
+                Err(cause) => failure = Some(cause),
+            }
+        }
+        let mut calls = JoinSet::new();
+        for (address, batches) in by_leader {
+            let (cluster, request) = (self.cluster.clone(), self.request(&batches));
+            calls.spawn(async move {
+                let response = cluster.call_at(&address, &request, PRODUCE_VERSION).await;
+                (batches, response.map(|(response, _)| response))
+            });
+        }
+        while let Some(done) = calls.join_next().await {
+            match done {
+                Ok((batches, Ok(response))) => {
+                    if let Some(cause) = self.produced(&batches, &response)? {
+                        failure = Some(cause);
+                    }
+                }
+                Ok((batches, Err(error))) => failure = Some(self.unreached(&batches, error)?),
+                Err(error) => failure = Some(Cause::Other(error.to_string())),
+            }
+        }
+        Ok(failure)
+    }
+
+    async fn leader(&self, partition: &TopicPartition) -> Result<String, Cause> {
+        let leaders = self.cluster.leaders(&partition.topic).await?.map_err(Cause::Broker)?;
+        let leader = usize::try_from(partition.partition).ok().and_then(|index| leaders.get(index));
+        let address = leader.and_then(|leader| leader.node).and_then(|node| self.cluster.broker(node));
+        address.ok_or_else(|| {
+            self.cluster.forget_topic(&partition.topic);
+            Cause::Broker(ResponseError::LeaderNotAvailable)
+        })
+    }
+
+    fn request(&self, batches: &Batches) -> ProduceRequest {
+        let mut topics: BTreeMap<&str, Vec<PartitionProduceData>> = BTreeMap::new();
+        for (partition, batch) in batches {
+            topics.entry(&partition.topic).or_default().push(
+                PartitionProduceData::default()
+                    .with_index(partition.partition)
+                    .with_records(Some(batch.clone())),
+            );
+        }
+        let timeout_ms = self.config.connect.request_timeout.as_millis();
+        ProduceRequest::default()
+            .with_transactional_id(Some(text(&self.config.transactional_id).into()))
+            .with_acks(-1)
+            .with_timeout_ms(i32::try_from(timeout_ms).unwrap_or(i32::MAX))
+            .with_topic_data(
+                topics
+                    .into_iter()
+                    .map(|(topic, data)| {
+                        TopicProduceData::default().with_name(text(topic).into()).with_partition_data(data)
+                    })
+                    .collect(),
+            )
+    }
+
+    /// Takes over what a leader answered.
+    fn produced(
+        &mut self,
+        batches: &Batches,
+        response: &ProduceResponse,
+    ) -> Result<Option<Cause>, ProducerError> {
+        let mut failure = None;
+        for topic in &response.responses {
+            for answer in &topic.partition_responses {
+                let partition = TopicPartition::new(topic.name.as_str(), answer.index);
+                if !batches.contains_key(&partition) {
+                    continue;
+                }
+                let Some(error) = answer.error_code.err() else {
+                    self.written(&partition);
+                    continue;
+                };
+                let cause = Cause::Broker(error);
+                match meaning(error) {
+                    // The batch is in the log from an earlier attempt.
+                    _ if error == ResponseError::DuplicateSequenceNumber => self.written(&partition),
+                    Meaning::Retry => failure = Some(cause),
+                    Meaning::Moved => {
+                        self.cluster.forget_topic(&partition.topic);
+                        failure = Some(cause);
+                    }
+                    Meaning::Forbidden => return Err(self.forbidden(WHAT, cause)),
+                    // A stale identity: the abort will tell whether the transaction timed out or was taken over.
+                    Meaning::Stale | Meaning::Abort => return Err(self.failed(WHAT, cause)),
+                }
+            }
+        }
+        Ok(failure)
+    }
+
+    fn unreached(&mut self, batches: &Batches, error: WireError) -> Result<Cause, ProducerError> {
+        if !error.is_transient() {
+            return Err(self.forbidden(WHAT, Cause::Wire(error)));
+        }
+        for partition in batches.keys() {
+            self.cluster.forget_topic(&partition.topic);
+        }
+        Ok(Cause::Wire(error))
+    }
+
+    fn written(&mut self, partition: &TopicPartition) {
+        self.machine.batch_written(partition);
+        self.unanswered.remove(partition);
+    }
+
+    /// The transaction can only be aborted now.
+    pub(super) fn failed(&mut self, what: &'static str, cause: Cause) -> ProducerError {
+        self.machine.fail();
+        ProducerError::Abort { what, cause }
+    }
+
+    /// The same, and aborting it will not help.
+    pub(super) fn forbidden(&mut self, what: &'static str, cause: Cause) -> ProducerError {
+        self.machine.fail();
+        ProducerError::Fatal { what, cause }
+    }
+}

@@ -1,0 +1,436 @@
+//! Requests to the coordinators: initialisation, offsets, the end of a transaction.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kafka_protocol::error::{ParseResponseErrorCode as _, ResponseError};
+use kafka_protocol::messages::txn_offset_commit_request::{
+    TxnOffsetCommitRequestPartition, TxnOffsetCommitRequestTopic,
+};
+use kafka_protocol::messages::{
+    DescribeTransactionsRequest, EndTxnRequest, InitProducerIdRequest, TxnOffsetCommitRequest,
+};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::error::{Meaning, meaning};
+use super::{Cause, Producer, ProducerError};
+use crate::machine::{Ending, Identity, State};
+use crate::wire::{Backoff, Call, Cluster, CoordinatorKind, WireError, text};
+
+/// The feature of the cluster, and the level that is needed.
+const FEATURE: &str = "transaction.version";
+const FEATURE_LEVEL: i16 = 2;
+/// The last version without two-phase commit.
+const INIT_VERSION: i16 = 5;
+/// The version that adds the group to the transaction implicitly.
+const OFFSETS_VERSION: i16 = 5;
+/// The version that raises the epoch.
+const END_VERSION: i16 = 5;
+const DESCRIBE_VERSION: i16 = 0;
+
+const INIT: &str = "the initialisation of the producer";
+const OFFSETS: &str = "sending offsets";
+const COMMIT: &str = "the commit";
+const ABORT: &str = "the abort";
+
+impl Producer {
+    /// Refuses a cluster whose transactions let a delayed request of one reach the next.
+    pub(super) async fn require_version_2(&self) -> Result<(), ProducerError> {
+        let deadline = Instant::now() + self.config.delivery_timeout;
+        let mut backoff = Backoff::new();
+        let versions = loop {
+            match self.cluster.versions().await {
+                Ok(versions) => break versions,
+                Err(error) if error.is_transient() && Instant::now() < deadline => backoff.wait().await,
+                Err(error) if error.is_transient() => {
+                    return Err(ProducerError::Unavailable { what: INIT, cause: error.into() });
+                }
+                Err(error) => return Err(ProducerError::Fatal { what: INIT, cause: error.into() }),
+            }
+        };
+        let level = versions.feature(FEATURE);
+        if level >= FEATURE_LEVEL {
+            return Ok(());
+        }
+        Err(ProducerError::Refused {
+            key: FEATURE,
+            value: level.to_string(),
+            remedy: format!(
+                "a delayed request of one transaction could end the next one; on brokers of version 4.0 or later run: \
+                 kafka-features.sh --bootstrap-server {} upgrade --feature {FEATURE}={FEATURE_LEVEL}",
+                self.config.connect.bootstrap.join(",")
+            ),
+        })
+    }
+
+    /// A new identity; the transaction under way is ended by the coordinator.
+    pub(super) async fn initialise(&mut self) -> Result<(), ProducerError> {
+        self.machine.initialise()?;
+        let timeout_ms = self.config.transaction_timeout.as_millis();
+        let request = InitProducerIdRequest::default()
+            .with_transactional_id(Some(text(&self.config.transactional_id).into()))
+            .with_transaction_timeout_ms(i32::try_from(timeout_ms).unwrap_or(i32::MAX))
+            // An initialisation that names the present identity would be refused after the coordinator has aborted the
+            // transaction of that identity, hence none is named.
+            .with_producer_id((-1).into())
+            .with_producer_epoch(-1);
+        let deadline = Instant::now() + self.config.delivery_timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let cause = match self.coordinator(&request, INIT_VERSION).await {
+                Ok(response) => {
+                    match response.error_code.err() {
+                        None => {
+                            let (producer_id, epoch) = (response.producer_id.0, response.producer_epoch);
+                            self.machine.initialised(Identity { producer_id, epoch })?;
+                            self.forget();
+                            return Ok(());
+                        }
+                        Some(ResponseError::InvalidTransactionTimeout) => {
+                            return Err(ProducerError::Refused {
+                            key: "transaction.timeout.ms",
+                            value: timeout_ms.to_string(),
+                            remedy: "it is above the broker's transaction.max.timeout.ms; use less, or raise that".to_owned(),
+                        });
+                        }
+                        Some(error) => Cause::Broker(error),
+                    }
+                }
+                Err(cause) => cause,
+            };
+            if !may_retry(&cause) {
+                return Err(ProducerError::Fatal { what: INIT, cause });
+            }
+            if Instant::now() >= deadline {
+                return Err(ProducerError::Unavailable { what: INIT, cause });
+            }
+            backoff.wait().await;
+        }
+    }
+
+    /// After a commit of unknown outcome: settles it with the coordinator, and makes the producer ready. The caller then reads
+    /// the committed offsets before it produces anything.
+    pub async fn recover(&mut self) -> Result<(), ProducerError> {
+        self.require_no_successor().await?;
+        self.initialise().await
+    }
+
+    /// Commits the transaction. After [`ProducerError::Unavailable`] and after it was cancelled it may be called again.
+    pub async fn commit(&mut self) -> Result<(), ProducerError> {
+        if self.state() == State::Open {
+            while !self.waiting.is_empty() {
+                // Several rounds if a partition has more than a batch; the last one runs beside the offsets.
+                self.form_batches()?;
+                if !self.waiting.is_empty() {
+                    self.deliver().await?;
+                }
+            }
+            self.machine.seal(self.offsets.is_some())?;
+        }
+        if self.state() == State::Sealed {
+            let mut offsets = JoinSet::new();
+            if let Some(request) = self.offsets_request() {
+                let deadline = Instant::now() + self.config.delivery_timeout;
+                offsets.spawn(send_offsets(self.cluster.clone(), request, deadline));
+            }
+            self.deliver().await?;
+            if let Some(sent) = offsets.join_next().await {
+                let sent = sent.unwrap_or_else(|error| Err(Cause::Other(error.to_string())));
+                sent.map_err(|cause| match &cause {
+                    Cause::Broker(error) if meaning(*error) == Meaning::Forbidden => {
+                        self.forbidden(OFFSETS, cause)
+                    }
+                    _ => self.failed(OFFSETS, cause),
+                })?;
+            }
+        }
+        match self.machine.commit()? {
+            Ending::Empty => Ok(()),
+            Ending::Request(identity) => self.end_commit(identity).await,
+        }
+    }
+
+    /// Aborts the transaction. After [`ProducerError::Unavailable`] and after it was cancelled it may be called again.
+    pub async fn abort(&mut self) -> Result<(), ProducerError> {
+        let Ending::Request(identity) = self.machine.abort()? else { return Ok(()) };
+        let deadline = Instant::now() + self.config.delivery_timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let cause = match self.end(identity, false).await {
+                Ok(next) => return Ok(self.machine.ended(next)?),
+                Err(cause) => cause,
+            };
+            match &cause {
+                Cause::Broker(error) => match meaning(*error) {
+                    Meaning::Retry | Meaning::Moved => {}
+                    Meaning::Forbidden => return Err(ProducerError::Fatal { what: ABORT, cause }),
+                    // The coordinator has ended it already, because it timed out or was taken over; or it knows of no
+                    // transaction.
+                    Meaning::Stale | Meaning::Abort => return self.recover().await,
+                },
+                Cause::Wire(error) if !error.is_transient() => {
+                    return Err(ProducerError::Fatal { what: ABORT, cause });
+                }
+                _ => {}
+            }
+            if Instant::now() >= deadline {
+                return Err(ProducerError::Unavailable { what: ABORT, cause });
+            }
+            backoff.wait().await;
+        }
+    }
+
+    /// Repeats the commit until it is answered, or the coordinator has timed the transaction out.
+    async fn end_commit(&mut self, identity: Identity) -> Result<(), ProducerError> {
+        let deadline = Instant::now() + self.config.transaction_timeout + self.config.connect.request_timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let before = std::mem::replace(&mut self.uncertain, true);
+            let cause = match self.end(identity, true).await {
+                Ok(next) => return Ok(self.machine.ended(next)?),
+                Err(cause) => cause,
+            };
+            match &cause {
+                Cause::Broker(ResponseError::RequestTimedOut | ResponseError::UnknownServerError) => {}
+                Cause::Broker(error) => {
+                    self.uncertain = before;
+                    match meaning(*error) {
+                        Meaning::Retry | Meaning::Moved => {}
+                        _ if before => return Err(self.unknown(cause)),
+                        Meaning::Stale => {
+                            self.machine.commit_refused();
+                            self.require_no_successor().await?;
+                            return Err(ProducerError::Abort { what: COMMIT, cause });
+                        }
+                        Meaning::Forbidden => {
+                            self.machine.commit_refused();
+                            return Err(ProducerError::Fatal { what: COMMIT, cause });
+                        }
+                        Meaning::Abort => {
+                            self.machine.commit_refused();
+                            return Err(ProducerError::Abort { what: COMMIT, cause });
+                        }
+                    }
+                }
+                // No connection: the request was not sent.
+                Cause::Wire(WireError::Connect { .. }) => self.uncertain = before,
+                Cause::Wire(_) | Cause::Other(_) => {}
+            }
+            if Instant::now() >= deadline {
+                return Err(self.unknown(cause));
+            }
+            backoff.wait().await;
+        }
+    }
+
+    fn unknown(&mut self, cause: Cause) -> ProducerError {
+        self.machine.give_up();
+        ProducerError::Unknown { cause }
+    }
+
+    async fn end(&self, identity: Identity, commit: bool) -> Result<Identity, Cause> {
+        let request = EndTxnRequest::default()
+            .with_transactional_id(text(&self.config.transactional_id).into())
+            .with_producer_id(identity.producer_id.into())
+            .with_producer_epoch(identity.epoch)
+            .with_committed(commit);
+        let response = self.coordinator(&request, END_VERSION).await?;
+        match response.error_code.err() {
+            None => Ok(Identity { producer_id: response.producer_id.0, epoch: response.producer_epoch }),
+            Some(error) => {
+                self.look_up_again(error);
+                Err(Cause::Broker(error))
+            }
+        }
+    }
+
+    /// The producer is fenced if the coordinator knows a later one than this one's last transaction can have left behind.
+    async fn require_no_successor(&mut self) -> Result<(), ProducerError> {
+        let (Some(ours), Some((theirs, state))) = (self.identity(), self.described().await) else {
+            return Ok(());
+        };
+        if !is_successor(ours, theirs, &state) {
+            return Ok(());
+        }
+        self.machine.fenced();
+        let transactional_id = self.config.transactional_id.clone();
+        Err(ProducerError::Fenced { transactional_id, ours, theirs: Some(theirs) })
+    }
+
+    /// What the coordinator knows of the transactional id: the present identity and the state of its transaction.
+    async fn described(&self) -> Option<(Identity, String)> {
+        let deadline = Instant::now() + self.config.delivery_timeout;
+        let mut backoff = Backoff::new();
+        let id = text(&self.config.transactional_id);
+        let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![id.into()]);
+        loop {
+            if let Ok(response) = self.coordinator(&request, DESCRIBE_VERSION).await
+                && let Some(found) = response.transaction_states.first()
+            {
+                match found.error_code.err() {
+                    None => {
+                        let (producer_id, epoch) = (found.producer_id.0, found.producer_epoch);
+                        return Some((Identity { producer_id, epoch }, found.transaction_state.to_string()));
+                    }
+                    Some(error) if matches!(meaning(error), Meaning::Retry | Meaning::Moved) => {
+                        self.look_up_again(error);
+                    }
+                    Some(_) => return None,
+                }
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            backoff.wait().await;
+        }
+    }
+
+    /// One attempt with the transaction coordinator.
+    async fn coordinator<R: Call>(&self, request: &R, version: i16) -> Result<R::Answer, Cause> {
+        call_coordinator(
+            &self.cluster,
+            CoordinatorKind::Transaction,
+            &self.config.transactional_id,
+            request,
+            version,
+        )
+        .await
+    }
+
+    fn look_up_again(&self, error: ResponseError) {
+        if meaning(error) == Meaning::Moved {
+            self.cluster.forget_coordinator(CoordinatorKind::Transaction, &self.config.transactional_id);
+        }
+    }
+
+    fn offsets_request(&self) -> Option<TxnOffsetCommitRequest> {
+        let (group, offsets) = self.offsets.as_ref()?;
+        let identity = self.identity()?;
+        let mut topics: BTreeMap<&str, Vec<TxnOffsetCommitRequestPartition>> = BTreeMap::new();
+        for (partition, next) in offsets {
+            topics.entry(&partition.topic).or_default().push(
+                TxnOffsetCommitRequestPartition::default()
+                    .with_partition_index(partition.partition)
+                    .with_committed_offset(*next)
+                    .with_committed_metadata(Some(text(""))),
+            );
+        }
+        let request = TxnOffsetCommitRequest::default()
+            .with_transactional_id(text(&self.config.transactional_id).into())
+            .with_group_id(text(&group.group).into())
+            .with_producer_id(identity.producer_id.into())
+            .with_producer_epoch(identity.epoch)
+            .with_generation_id(group.generation)
+            .with_member_id(text(&group.member))
+            .with_group_instance_id(group.instance.as_deref().map(text))
+            .with_topics(
+                topics
+                    .into_iter()
+                    .map(|(topic, partitions)| {
+                        TxnOffsetCommitRequestTopic::default()
+                            .with_name(text(topic).into())
+                            .with_partitions(partitions)
+                    })
+                    .collect(),
+            );
+        Some(request)
+    }
+}
+
+/// Sends a transaction's offsets to the group's coordinator until they are written.
+async fn send_offsets(
+    cluster: Arc<Cluster>,
+    request: TxnOffsetCommitRequest,
+    deadline: Instant,
+) -> Result<(), Cause> {
+    let group = request.group_id.to_string();
+    let mut backoff = Backoff::new();
+    loop {
+        let called =
+            call_coordinator(&cluster, CoordinatorKind::Group, &group, &request, OFFSETS_VERSION).await;
+        let cause = match called {
+            Ok(response) => {
+                let errors = response.topics.iter().flat_map(|topic| &topic.partitions);
+                match errors.filter_map(|partition| partition.error_code.err()).next() {
+                    None => return Ok(()),
+                    Some(error) => Cause::Broker(error),
+                }
+            }
+            Err(cause) => cause,
+        };
+        if !may_retry(&cause) || Instant::now() >= deadline {
+            return Err(cause);
+        }
+        if let Cause::Broker(error) = &cause
+            && meaning(*error) == Meaning::Moved
+        {
+            cluster.forget_coordinator(CoordinatorKind::Group, &group);
+        }
+        backoff.wait().await;
+    }
+}
+
+/// One attempt with a coordinator.
+async fn call_coordinator<R: Call>(
+    cluster: &Cluster,
+    kind: CoordinatorKind,
+    key: &str,
+    request: &R,
+    version: i16,
+) -> Result<R::Answer, Cause> {
+    let address = cluster.coordinator(kind, key).await?.map_err(Cause::Broker)?;
+    match cluster.call_at(&address, request, version).await {
+        Ok((response, _)) => Ok(response),
+        Err(error) => {
+            cluster.forget_coordinator(kind, key);
+            Err(Cause::Wire(error))
+        }
+    }
+}
+
+fn may_retry(cause: &Cause) -> bool {
+    match cause {
+        Cause::Broker(error) => matches!(meaning(*error), Meaning::Retry | Meaning::Moved),
+        Cause::Wire(error) => error.is_transient(),
+        Cause::Other(_) => false,
+    }
+}
+
+/// Whether `theirs` was initialised after `ours`. The end of our transaction, by us or because it timed out, raises the
+/// epoch by one or two and leaves it ending or complete; an initialisation leaves it empty, at a higher epoch.
+fn is_successor(ours: Identity, theirs: Identity, state: &str) -> bool {
+    if theirs == ours {
+        return false;
+    }
+    let ended = state.starts_with("Prepare") || state.starts_with("Complete");
+    let raised = i32::from(theirs.epoch) - i32::from(ours.epoch);
+    // An exhausted epoch continues with a new producer id at 0.
+    let near =
+        if theirs.producer_id == ours.producer_id { (1..=2).contains(&raised) } else { theirs.epoch == 0 };
+    !(ended && near)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_successor_is_told_from_the_end_of_the_own_transaction() {
+        let id = |producer_id, epoch| Identity { producer_id, epoch };
+        let ours = id(7, 4);
+        for (theirs, state, successor) in [
+            (ours, "Ongoing", false),
+            (id(7, 5), "PrepareCommit", false),
+            (id(7, 5), "CompleteCommit", false),
+            (id(7, 6), "CompleteAbort", false),
+            (id(8, 0), "CompleteCommit", false),
+            (id(7, 5), "Empty", true),
+            (id(7, 5), "Ongoing", true),
+            (id(7, 7), "CompleteCommit", true),
+            (id(8, 1), "Ongoing", true),
+        ] {
+            assert_eq!(is_successor(ours, theirs, state), successor, "{theirs} {state}");
+        }
+    }
+}
