@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::hapax;
+use common::{hapax, preload};
 use serde_json::Value;
 
 /// A variant: its name, the workload that shows it, the faults that it needs, and the violation.
@@ -15,7 +15,7 @@ type Mutant = (&'static str, &'static str, &'static str, &'static str);
 
 const WORKER: &str = "kill -9 of a worker,pause";
 
-const MUTANTS: [Mutant; 24] = [
+const MUTANTS: [Mutant; 27] = [
     ("ended-key-granted", "claims", "claim: response", "effect-twice"),
     ("held-key-granted", "parked", "SendMessage: request duplicated", "effect-twice"),
     ("doubt-retried-under-park", "parked", WORKER, "effect-twice"),
@@ -44,21 +44,35 @@ const MUTANTS: [Mutant; 24] = [
     ("relay-marks-first", "orders", "relay while it publishes", "accepted-but-lost"),
     ("relay-never-marks", "orders", "relay after publishing", "published-not-marked"),
     ("publish-repeated-as-new", "orders", "relay after publishing", "duplicate-accepted"),
+    ("halted-group-released", "halted", "pause,SendMessage: response cut", "order-violated"),
+    ("commit-not-synced", "payments", "power cut", "accepted-but-lost"),
+    ("unknown-commit-retried", "accounts", "COMMIT: response cut", "duplicate-accepted"),
     ("inbox-not-recorded", "transfers", "SendMessage: request duplicated", "effect-twice"),
 ];
 
 /// Faults are injected for this long at first, and longer if nothing was found.
 const TIMES: [&str; 3] = ["4s", "12s", "30s"];
 
+/// What the run of a variant needs beside its faults.
+fn needs(name: &str, folder: &Path) -> Vec<String> {
+    let words = |words: [&str; 2]| words.map(str::to_owned).to_vec();
+    match name {
+        "commit-not-synced" => words(["--preload", &preload::library(folder).display().to_string()]),
+        "unknown-commit-retried" => words(["--store", "private:postgres"]),
+        _ => Vec::new(),
+    }
+}
+
 /// Runs verify with a variant until it is found; returns the time that took.
 fn time_to_find(mutant: &Mutant) -> Duration {
     let (name, workload, faults, anomaly) = mutant;
     let folder = tempfile::tempdir().unwrap();
+    let needs = needs(name, folder.path());
     let start = Instant::now();
     let mut said = String::new();
     for time in TIMES {
         let args = ["verify", "--json", "--only", workload, "--faults", faults, "--seed", "1", "--for", time];
-        let output = hapax(&folder, &args).env("HAPAX_MUTANT", name).output().unwrap();
+        let output = hapax(&folder, &args).args(&needs).env("HAPAX_MUTANT", name).output().unwrap();
         let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         let rows = report["workloads"].as_array().cloned().unwrap_or_default();
         let found = |row: &Value| row["workload"] == *workload && row["counts"][*anomaly].as_u64() > Some(0);

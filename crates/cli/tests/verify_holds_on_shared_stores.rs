@@ -1,11 +1,13 @@
 //! `hapax verify` on stores that several servers share: real servers, faults between them and the store, and a store that is
-//! killed. The guarantee holds, and the naive programs beside it are caught.
+//! killed. The guarantee holds, and the naive programs beside it are caught. In the long run, also a failover, and 20 minutes
+//! of all faults on each store.
 
 mod common;
 
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
-use common::run;
+use common::{run, run_within};
 use hapax_faults::{PostgresServer, RedisCluster};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use serde_json::Value;
@@ -21,6 +23,12 @@ const TESTS: &[Test] = &[
     ("verify_holds_on_postgres", "PostgreSQL 15", has_postgres, on_postgres),
     ("verify_holds_on_redis", "Redis 7", has_redis, on_redis),
     ("verify_holds_on_redis_cluster", "Redis 7", has_redis, on_redis_cluster),
+    ("verify_holds_when_a_replica_takes_over", LONG_REDIS, is_long_with_redis, on_redis_sentinel),
+    ("verify_holds_for_20_minutes_on_the_embedded_store", LONG, is_long, || holds_long("embedded:store")),
+    ("verify_holds_for_20_minutes_on_postgres", LONG_POSTGRES, is_long_with_postgres, || {
+        holds_long("private:postgres");
+    }),
+    ("verify_holds_for_20_minutes_on_redis", LONG_REDIS, is_long_with_redis, || holds_long("private:redis")),
 ];
 
 fn main() -> ExitCode {
@@ -45,6 +53,33 @@ fn has_postgres() -> bool {
 
 fn has_redis() -> bool {
     Command::new("redis-server").arg("--version").output().is_ok()
+}
+
+const LONG: &str = "the long run";
+const LONG_POSTGRES: &str = "the long run and PostgreSQL 15";
+const LONG_REDIS: &str = "the long run and Redis 7";
+
+fn is_long() -> bool {
+    std::env::var_os("HAPAX_LONG").is_some()
+}
+
+fn is_long_with_postgres() -> bool {
+    is_long() && has_postgres()
+}
+
+fn is_long_with_redis() -> bool {
+    is_long() && has_redis()
+}
+
+/// All faults for 20 minutes; start, drain and check come on top.
+fn holds_long(store: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["verify", "--json", "--store", store, "--for", "20m"];
+    let done = run_within(Duration::from_mins(28), &folder, &args);
+    let report: Value =
+        serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"));
+    let seed = &report["seed"];
+    assert_eq!(report["verdict"], "held", "seed {seed}: {}\n{report:#}", done.stderr);
 }
 
 /// Runs verify; it holds, and each of these faults changed something.
@@ -73,6 +108,11 @@ fn on_postgres() {
 
 fn on_redis() {
     holds("private:redis", &["kill -9 of the store", "EVALSHA: response cut", "partition"]);
+}
+
+/// The store's master is killed, and a replica takes over.
+fn on_redis_sentinel() {
+    holds("private:redis-sentinel", &["kill -9 of the store"]);
 }
 
 /// Its servers find the nodes by themselves, so no proxy is between.

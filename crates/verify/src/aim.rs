@@ -62,6 +62,9 @@ impl<'a> Aim<'a> {
             }
             tokio::time::sleep(POLL).await;
         }
+        cluster.stop_relay();
+        // Else it would hold a request of the next relay.
+        held.remove();
         let hits = held.count();
         cluster.restart_relay()?;
         self.kills += 1;

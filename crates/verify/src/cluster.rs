@@ -13,6 +13,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use crate::fault::{Side, WireFault};
 use crate::handler::UserHandler;
 use crate::own_store::OwnStore;
+use crate::preload::Preload;
 use crate::recorder::EFFECTS;
 use crate::roles::{self, ROLE_COMMAND, ROLE_VARIABLE, Role, Site};
 use crate::workload::{HANDLER, Shape, Workload};
@@ -42,6 +43,8 @@ pub struct Cluster {
     /// The user's handler, and the processes that run it.
     handler: Option<UserHandler>,
     handlers: Vec<Process>,
+    /// Breaks disk and clock, if there is a library for it.
+    preload: Option<Preload>,
     /// The store's server, if this run has started it.
     own_store: Option<OwnStore>,
     pub recorder: Process,
@@ -64,6 +67,8 @@ impl Cluster {
     ) -> anyhow::Result<Self> {
         let recorder = start(program, &Role::Recorder(history.to_owned(), user.upstream))?;
         site.recorder = recorder.wait_for_prefix("at ").parse()?;
+        let folder = site.bank.parent().context("the run has a folder")?;
+        let preload = user.preload.map(|library| Preload::new(&library, folder)).transpose()?;
         let store_proxy = StoreProxy::start(store_url)?;
         let store_url = store_proxy.as_ref().map_or(store_url, |proxy| proxy.url.as_str()).to_owned();
         site.database = store_url.starts_with("postgres").then(|| store_url.clone());
@@ -72,6 +77,7 @@ impl Cluster {
             store_url,
             store_proxy,
             own_store,
+            preload,
             http_proxies: Vec::new(),
             handler: user.handler,
             handlers: Vec::new(),
@@ -188,7 +194,25 @@ impl Cluster {
 
     /// Whether the store is in the server's own files.
     pub fn is_in_files(&self) -> bool {
-        self.store_url.starts_with("embedded:")
+        self.store_folder().is_some()
+    }
+
+    fn store_folder(&self) -> Option<&Path> {
+        self.store_url.strip_prefix("embedded:").map(Path::new)
+    }
+
+    /// What breaks disk and clock.
+    pub fn preload(&self) -> Option<&Preload> {
+        self.preload.as_ref()
+    }
+
+    /// Kills the first server, takes away what its store has not synced, and starts it again.
+    pub fn cut_power(&mut self) -> anyhow::Result<()> {
+        self.servers[0].kill();
+        if let (Some(preload), Some(folder)) = (&self.preload, self.store_folder()) {
+            preload.cut_power(folder)?;
+        }
+        self.restart_server(0)
     }
 
     /// Kills the store's server and starts it again, on the same data.
@@ -299,7 +323,11 @@ impl Cluster {
     }
 
     fn start_server(&self) -> anyhow::Result<(Process, SocketAddr)> {
-        let server = start(&self.program, &Role::Server(self.store_url.clone()))?;
+        let mut command = command_of(&self.program, &Role::Server(self.store_url.clone()))?;
+        if let (Some(preload), Some(folder)) = (&self.preload, self.store_folder()) {
+            preload.load_into_server(&mut command, folder)?;
+        }
+        let server = Process::start(&mut command).with_context(|| self.program.display().to_string())?;
         let api = server.find_line("  API   ").map_err(|_| {
             // Its standard error ends after its standard output.
             std::thread::sleep(Duration::from_millis(50));
@@ -311,17 +339,24 @@ impl Cluster {
         Ok((server, address))
     }
 
+    fn start_client(&self, role: &Role) -> anyhow::Result<Process> {
+        let mut command = command_of(&self.program, role)?;
+        if let Some(preload) = &self.preload {
+            preload.load_into_client(&mut command);
+        }
+        Process::start(&mut command).with_context(|| self.program.display().to_string())
+    }
+
     fn start_worker(&self) -> anyhow::Result<Process> {
-        let role = Role::Worker(self.site_through(Side::Workers));
-        start(&self.program, &role)
+        self.start_client(&Role::Worker(self.site_through(Side::Workers)))
     }
 
     fn start_producer(&self) -> anyhow::Result<Process> {
-        start(&self.program, &Role::Producer(self.site_through(Side::Producers)))
+        self.start_client(&Role::Producer(self.site_through(Side::Producers)))
     }
 
     fn start_relay(&self) -> anyhow::Result<Process> {
-        start(&self.program, &Role::Relay(self.site_through(Side::Relays)))
+        self.start_client(&Role::Relay(self.site_through(Side::Relays)))
     }
 
     fn start_proxy(&self, name: &str, on_doubt: OnDoubt) -> anyhow::Result<(Process, SocketAddr)> {
@@ -380,6 +415,8 @@ pub struct UserPrograms {
     pub handler: Option<UserHandler>,
     /// A service behind the proxy.
     pub upstream: Option<String>,
+    /// A library that is loaded into processes of the run.
+    pub preload: Option<PathBuf>,
 }
 
 /// `hapax proxy` before the upstream of a workload.

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use hapax::core::ledger::TTL_MS_DEFAULT;
 use hapax::core::{
-    AdminError, EntryFilter, EntryState, EntryView, Json, MessageView, RecordedOutcome, ResolveError, Scope,
+    AdminError, EntryFilter, EntryState, EntryView, Json, MessageState, MessageView, RecordedOutcome,
+    ResolveError, Scope,
 };
 use hapax::{Browse, Hapax, OnDoubt, QueueConfig, QueueName, RedriveFilter, RedriveRequest, Resolution};
 
@@ -13,6 +14,7 @@ use crate::cluster::Cluster;
 use crate::history::{Act, Place};
 use crate::orders;
 use crate::recorder::{Payment, Reporter};
+use crate::roles;
 use crate::worker::transfers;
 use crate::workload::{Shape, Workload};
 
@@ -35,8 +37,40 @@ pub async fn create_queues(hapax: &Hapax, workloads: &[Workload], run: &str) -> 
     Ok(())
 }
 
-/// Redrives what was rejected. The accounts are open meanwhile, and closed again for the payments after it.
-pub async fn redrive(
+/// Lets what was rejected run again. The accounts are open meanwhile, and closed again for the payments after it.
+pub async fn retry_rejected(
+    hapax: &Hapax,
+    reporter: &Reporter,
+    workloads: &[Workload],
+    run: &str,
+) -> anyhow::Result<()> {
+    redrive(hapax, reporter, workloads, run).await?;
+    for workload in workloads.iter().filter(|workload| workload.rejects && workload.fifo) {
+        release_rejected(hapax, reporter, workload, run).await?;
+    }
+    Ok(())
+}
+
+/// Releases what is parked in its queue; returns how many messages that were.
+async fn release_rejected(
+    hapax: &Hapax,
+    reporter: &Reporter,
+    workload: &Workload,
+    run: &str,
+) -> anyhow::Result<u64> {
+    let queue = workload.queue(run);
+    let parked = Browse { state: Some(MessageState::Parked), limit: PAGE, ..Browse::default() };
+    let parked = hapax.store().browse(&queue, parked).await?.items;
+    if parked.is_empty() {
+        return Ok(0);
+    }
+    let ids = parked.iter().map(|message| message.id).collect();
+    let count = hapax.store().release(&queue, ids).await?;
+    reporter.report(workload.name, vec![Act::Operator { action: "release".into(), count }]).await?;
+    Ok(parked.len() as u64)
+}
+
+async fn redrive(
     hapax: &Hapax,
     reporter: &Reporter,
     workloads: &[Workload],
@@ -83,12 +117,14 @@ pub async fn drain(cluster: &mut Cluster, reporter: &Reporter, workloads: &[Work
     if cluster.has_relay() && idle < 2 {
         let unmarked = only_outbox.is_some_and(|since| since.elapsed() >= MARKED);
         let place = if unmarked { Place::Unmarked } else { Place::Outbox };
-        let left = orders::list_unpublished(cluster.site()).await?;
+        let left = roles::repeat(|| orders::list_unpublished(cluster.site())).await?;
         let acts = left.into_iter().map(|id| Act::Left { id, place }).collect();
         reporter.report(orders::WORKLOAD, acts).await?;
     }
+    // A store that was just cut off may need some time.
+    let cluster: &Cluster = cluster;
     for workload in workloads {
-        report_rest(&hapax, cluster, reporter, workload).await?;
+        roles::repeat(|| report_rest(&hapax, cluster, reporter, workload)).await?;
     }
     Ok(())
 }
@@ -111,6 +147,9 @@ async fn count_waiting(
         if let Some(dead) = workload.dead_queue(run) {
             let stats = hapax.store().stats(&dead).await?;
             waiting += stats.ready + stats.delayed + stats.in_flight;
+        }
+        if workload.rejects && workload.fifo {
+            waiting += release_rejected(hapax, reporter, workload, run).await?;
         }
     }
     redrive_if_dead(hapax, reporter, workloads, run).await?;

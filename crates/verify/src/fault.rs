@@ -78,6 +78,19 @@ pub enum RelayPoint {
     Published,
 }
 
+/// A fault of the server's disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskFault {
+    /// fsync fails with EIO; then the server is restarted.
+    SyncFails,
+    /// Writes fail with EIO; then the server is restarted.
+    WriteFails,
+    /// fsync takes most of a second.
+    Slow,
+    /// SIGKILL, and what was not synced is lost; then a restart.
+    PowerCut,
+}
+
 /// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -93,6 +106,10 @@ pub enum Fault {
     Partition,
     /// The server cannot make its files longer: writes fail as on a full disk. Then it is restarted.
     DiskFull,
+    /// The server's disk breaks, by a library that is loaded into the process.
+    Disk(DiskFault),
+    /// The clock of workers, producer and relay is set to another time, by the same library.
+    ClockStep,
     /// Requests or answers are cut, dropped, delayed or duplicated.
     Wire(WireFault),
 }
@@ -116,6 +133,17 @@ impl fmt::Display for Fault {
             Self::Scale => f.write_str("scale in to one worker, then out to three"),
             Self::Partition => f.write_str("partition between servers and store"),
             Self::DiskFull => f.write_str("disk full, then a restart of the server"),
+            Self::Disk(DiskFault::SyncFails) => {
+                f.write_str("fsync fails (EIO), then a restart of the server")
+            }
+            Self::Disk(DiskFault::WriteFails) => {
+                f.write_str("writes fail (EIO), then a restart of the server")
+            }
+            Self::Disk(DiskFault::Slow) => f.write_str("slow disk"),
+            Self::Disk(DiskFault::PowerCut) => {
+                f.write_str("power cut of the server: what was not synced is lost")
+            }
+            Self::ClockStep => f.write_str("step of the clients' clock"),
             Self::Wire(wire) => {
                 let done = match wire.action {
                     Action::Cut => "cut",
@@ -145,7 +173,7 @@ const fn wire(side: Side, request: &'static str, label: &'static str, answer: bo
 }
 
 /// Each fault that a round has. Kills are more frequent: each hits only what is under way at that moment.
-pub const ROUND: [Fault; 33] = [
+pub const ROUND: [Fault; 38] = [
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
@@ -160,6 +188,11 @@ pub const ROUND: [Fault; 33] = [
     Fault::Scale,
     Fault::Partition,
     Fault::DiskFull,
+    Fault::Disk(DiskFault::SyncFails),
+    Fault::Disk(DiskFault::WriteFails),
+    Fault::Disk(DiskFault::Slow),
+    Fault::Disk(DiskFault::PowerCut),
+    Fault::ClockStep,
     wire(Side::Producers, "SendMessage", "/messages", true, Action::Cut),
     wire(Side::Producers, "SendMessage", "/messages", false, Action::Cut),
     wire(Side::Producers, "SendMessage", "/messages", false, Action::Duplicate),
@@ -192,14 +225,14 @@ pub const PART: Duration = Duration::from_millis(100);
 pub fn aftermath(fault: Fault) -> Duration {
     match fault {
         // What was under way returns when its lease ends.
-        Fault::Kill(Target::Worker | Target::Server | Target::Store) | Fault::DiskFull => {
+        Fault::Kill(Target::Worker | Target::Server | Target::Store) | Fault::DiskFull | Fault::Disk(_) => {
             Duration::from_millis(LEASE_MS + 600)
         }
         Fault::Kill(Target::Producer | Target::Proxy) => Duration::from_millis(300),
         // The dead relay's lease has to end before another one publishes.
         Fault::KillRelay(_) => Duration::from_millis(1_500),
         Fault::Pause | Fault::Scale => Duration::from_millis(500),
-        Fault::Partition => Duration::from_secs(1),
+        Fault::Partition | Fault::ClockStep => Duration::from_secs(1),
         Fault::Wire(wire) if matches!(wire.action, Action::Delay(_) | Action::Drop) => Duration::from_secs(1),
         Fault::Wire(_) => Duration::from_millis(200),
     }
@@ -211,7 +244,15 @@ pub const SCALED: Duration = Duration::from_millis(LEASE_MS * 13 / 10);
 /// How long a partition lasts: past leases, and past the timeout of a request.
 pub const PARTITIONED: Duration = Duration::from_millis(2_500);
 
-/// How long the disk is full.
+/// How long the disk is slow.
+pub const SLOW: Duration = Duration::from_millis(2_500);
+
+/// The next offset of the clients' clock: up to an hour ahead of the true time, or behind it.
+pub fn clock_step_ms(random: &mut fastrand::Rng) -> i64 {
+    random.i64(-3_600_000..3_600_000)
+}
+
+/// How long the disk is full, or fails.
 pub const FULL: Duration = Duration::from_millis(800);
 
 /// How long a worker is stopped.

@@ -135,6 +135,7 @@ impl Options {
             seed,
             handler: None,
             upstream: None,
+            preload: None,
             shared_store: false,
             history: None,
             command: format!("the same test with seed = {seed}"),

@@ -25,6 +25,7 @@ mod handler;
 pub mod history;
 mod orders;
 mod own_store;
+mod preload;
 mod producer;
 mod recorder;
 pub mod report;

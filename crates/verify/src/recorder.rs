@@ -300,7 +300,7 @@ impl State {
         caused.redelivered += u64::from(pay.deliveries > 1);
         caused.takeovers += u64::from(pay.takeover);
         let closed =
-            workload.redrive && pay.payment.number.is_multiple_of(CLOSED_ONE_IN) && !self.accounts_open;
+            workload.rejects && pay.payment.number.is_multiple_of(CLOSED_ONE_IN) && !self.accounts_open;
         if closed && !self.receipts.contains_key(&of(&pay.payment.id)) {
             return Paid { effect: Effect::Closed, receipt: 0 };
         }

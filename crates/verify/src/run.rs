@@ -12,14 +12,15 @@ use crate::aim::Aim;
 use crate::check::Findings;
 use crate::cluster::{Cluster, UserPrograms, start};
 use crate::drain;
-use crate::fault::{self, Fault, HITS_PER_PART, PART, Schedule, Side, Target, WINDOW, WireFault};
+use crate::fault::{self, DiskFault, Fault, HITS_PER_PART, PART, Schedule, Side, Target, WINDOW, WireFault};
 use crate::handler::UserHandler;
 use crate::history::{self, Act, Caused};
 use crate::orders;
 use crate::own_store::OwnStore;
+use crate::preload::Disk;
 use crate::recorder::Reporter;
 use crate::report::{Report, ReportedFault, RunFacts};
-use crate::roles::{Role, Site};
+use crate::roles::{self, Role, Site};
 use crate::worker::transfers;
 use crate::workload::Workload;
 
@@ -47,6 +48,8 @@ pub struct Options {
     pub handler: Option<UserHandler>,
     /// The user's own service behind the proxy: `http://HOST:PORT/PATH`.
     pub upstream: Option<String>,
+    /// A library with faults of disk and clock, built from `preload/faults.c`.
+    pub preload: Option<PathBuf>,
     /// Uses a store that holds other queues.
     pub shared_store: bool,
     /// Keeps the history in this file.
@@ -92,7 +95,11 @@ pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyho
         proxies: Vec::new(),
         database: None,
     };
-    let user = UserPrograms { handler: options.handler.clone(), upstream: options.upstream.clone() };
+    let user = UserPrograms {
+        handler: options.handler.clone(),
+        upstream: options.upstream.clone(),
+        preload: options.preload.clone(),
+    };
     tell(Progress::Phase(format!("starting {servers} server(s) over {parsed}")));
     let mut cluster = Cluster::start(&options.program, &store_url, own_store, servers, site, user, &history)?;
     let hapax = cluster.connect().await?;
@@ -100,7 +107,7 @@ pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyho
     let capabilities = hapax.store().capabilities();
     let injected = storm(options, &mut cluster, &hapax, tell).await;
     cluster.stop_relay();
-    let cleaned = clean_up(&cluster, &options.workloads).await;
+    let cleaned = roles::repeat(|| clean_up(&cluster, &options.workloads)).await;
     let faults = injected?;
     cleaned.context("the run's queues are left behind in the store")?;
 
@@ -193,7 +200,8 @@ async fn storm(
             3 => {
                 reporter.open_accounts(true).await?;
                 // A store that is cut off at this moment is asked again the next time.
-                let _ = drain::redrive(&cluster.connect().await?, &reporter, &options.workloads, &run).await;
+                let _ = drain::retry_rejected(&cluster.connect().await?, &reporter, &options.workloads, &run)
+                    .await;
             }
             _ => {}
         }
@@ -212,6 +220,8 @@ fn faults_on(cluster: &Cluster, wanted: &[Fault]) -> anyhow::Result<Vec<Fault>> 
         Fault::KillRelay(_) => cluster.has_relay(),
         Fault::Partition => cluster.proxy(Side::Store).is_some(),
         Fault::DiskFull => cluster.is_in_files(),
+        Fault::Disk(_) => cluster.is_in_files() && cluster.preload().is_some(),
+        Fault::ClockStep => cluster.preload().is_some(),
         Fault::Kill(_) | Fault::Pause | Fault::Scale => true,
     };
     let faults: Vec<Fault> = wanted.iter().copied().filter(possible).collect();
@@ -275,9 +285,28 @@ async fn inject(
             cluster.limit_files(false)?;
             cluster.restart_server(0)?;
         }
+        Fault::Disk(disk) => break_disk(cluster, disk).await?,
+        Fault::ClockStep => {
+            let Some(preload) = cluster.preload() else { return Ok(0) };
+            preload.step_clock(fault::clock_step_ms(random))?;
+        }
         Fault::Wire(wire) => return Ok(break_wire(cluster, wire).await),
     }
     Ok(1)
+}
+
+async fn break_disk(cluster: &mut Cluster, fault: DiskFault) -> anyhow::Result<()> {
+    let (disk, time) = match fault {
+        DiskFault::SyncFails => (Disk::SyncFails, fault::FULL),
+        DiskFault::WriteFails => (Disk::WriteFails, fault::FULL),
+        DiskFault::Slow => (Disk::SyncIsSlow, fault::SLOW),
+        DiskFault::PowerCut => return cluster.cut_power(),
+    };
+    let set = |cluster: &Cluster, disk| cluster.preload().map_or(Ok(()), |preload| preload.set_disk(disk));
+    set(cluster, disk)?;
+    tokio::time::sleep(time).await;
+    set(cluster, Disk::Works)?;
+    if fault == DiskFault::Slow { Ok(()) } else { cluster.restart_server(0) }
 }
 
 async fn break_wire(cluster: &Cluster, wire: WireFault) -> u64 {

@@ -56,15 +56,16 @@ pub struct Workload {
     pub bank: Bank,
     /// Whether payments of an account are in order.
     pub fifo: bool,
-    /// Whether some accounts are closed at first, so that payments are rejected and redriven later.
-    pub redrive: bool,
+    /// Whether some accounts are closed at times, so that payments are rejected. An operator redrives them from the dead
+    /// letters later; in a FIFO queue they are parked, and released.
+    pub rejects: bool,
 }
 
 /// The workload of the user's own handler.
 pub const HANDLER: &str = "handler";
 
 /// All workloads, controls last.
-pub const ALL: [Workload; 14] = [
+pub const ALL: [Workload; 15] = [
     Workload {
         name: "payments",
         title: "payments to a bank that checks keys",
@@ -73,7 +74,7 @@ pub const ALL: [Workload; 14] = [
         shape: Shape::Worker(OnDoubt::Retry),
         bank: Bank::Keyed,
         fifo: false,
-        redrive: false,
+        rejects: false,
     },
     Workload {
         name: "parked",
@@ -83,7 +84,7 @@ pub const ALL: [Workload; 14] = [
         shape: Shape::Worker(OnDoubt::Park),
         bank: Bank::Trusting,
         fifo: false,
-        redrive: false,
+        rejects: false,
     },
     Workload {
         name: "accounts",
@@ -93,7 +94,7 @@ pub const ALL: [Workload; 14] = [
         shape: Shape::Worker(OnDoubt::Retry),
         bank: Bank::Keyed,
         fifo: true,
-        redrive: false,
+        rejects: false,
     },
     Workload {
         name: "redrive",
@@ -103,7 +104,17 @@ pub const ALL: [Workload; 14] = [
         shape: Shape::Worker(OnDoubt::Retry),
         bank: Bank::Keyed,
         fifo: false,
-        redrive: true,
+        rejects: true,
+    },
+    Workload {
+        name: "halted",
+        title: "rejected payments that halt their account",
+        boundary: "in order within a FIFO group, also after a payment that was rejected: the group waits for it",
+        tier: Tier::EffectivelyOnce,
+        shape: Shape::Worker(OnDoubt::Retry),
+        bank: Bank::Keyed,
+        fifo: true,
+        rejects: true,
     },
     Workload {
         name: "transfers",
@@ -113,7 +124,7 @@ pub const ALL: [Workload; 14] = [
         shape: Shape::Transactional,
         bank: Bank::Table,
         fifo: false,
-        redrive: false,
+        rejects: false,
     },
     Workload {
         name: "claims",
@@ -123,7 +134,7 @@ pub const ALL: [Workload; 14] = [
         shape: Shape::Claims,
         bank: Bank::Trusting,
         fifo: false,
-        redrive: false,
+        rejects: false,
     },
     Workload {
         name: crate::orders::WORKLOAD,
@@ -134,7 +145,7 @@ pub const ALL: [Workload; 14] = [
         shape: Shape::Outbox,
         bank: Bank::Keyed,
         fifo: true,
-        redrive: false,
+        rejects: false,
     },
     Workload {
         name: crate::recorder::PROXIED,
@@ -144,7 +155,7 @@ pub const ALL: [Workload; 14] = [
         shape: Shape::Proxy(OnDoubt::Park),
         bank: Bank::Trusting,
         fifo: false,
-        redrive: false,
+        rejects: false,
     },
     Workload {
         name: "charges-keyed",
@@ -154,7 +165,7 @@ pub const ALL: [Workload; 14] = [
         shape: Shape::Proxy(OnDoubt::Retry),
         bank: Bank::Keyed,
         fifo: false,
-        redrive: false,
+        rejects: false,
     },
     Workload {
         name: HANDLER,
@@ -164,7 +175,7 @@ pub const ALL: [Workload; 14] = [
         shape: Shape::Own,
         bank: Bank::Keyed,
         fifo: false,
-        redrive: false,
+        rejects: false,
     },
     control("ack-before", "naive: ack, then pay", "loses what is under way in a crash", Shape::AckBefore),
     control("ack-after", "naive: pay, then ack", "repeats what is under way in a crash", Shape::AckAfter),
@@ -191,7 +202,7 @@ const fn control(name: &'static str, title: &'static str, boundary: &'static str
         shape,
         bank: Bank::Trusting,
         fifo: false,
-        redrive: false,
+        rejects: false,
     }
 }
 
@@ -223,6 +234,7 @@ impl Workload {
     pub fn accounts(&self) -> u64 {
         match self.shape {
             Shape::Claims => 0,
+            Shape::Worker(_) if self.rejects && self.fifo => 3,
             Shape::Worker(_) => 6,
             Shape::Transactional | Shape::Outbox | Shape::Proxy(_) => 3,
             _ => 2,
@@ -238,7 +250,7 @@ impl Workload {
     /// Its dead-letter queue in a run, if it has one.
     pub fn dead_queue(&self, run: &str) -> Option<QueueName> {
         let name = || QueueName::new(format!("hapax-verify-{run}-{}-dead", self.name)).expect("a valid name");
-        self.redrive.then(name)
+        (self.rejects && !self.fifo).then(name)
     }
 
     /// The configuration of its queue.

@@ -43,8 +43,8 @@ pub struct VerifyArgs {
     /// Under a minute in all, on a temporary store unless --store names one.
     #[arg(long, conflicts_with = "time")]
     quick: bool,
-    /// The store: embedded:PATH, postgres://…, redis://…; it has to be empty. private:postgres and private:redis start a
-    /// server of their own, which is killed too [default: a temporary folder].
+    /// The store: embedded:PATH, postgres://…, redis://…; it has to be empty. private:postgres, private:redis and
+    /// private:redis-sentinel start servers of their own, which are killed too [default: a temporary folder].
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// A ledger in another store: postgres://… or redis://….
@@ -75,6 +75,9 @@ pub struct VerifyArgs {
     /// Your own service behind `hapax proxy`, for the workload `charges`: http://HOST:PORT/PATH.
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
+    /// A library with faults of disk and clock, which is loaded into processes of the run: crates/verify/preload/faults.c.
+    #[arg(long, value_name = "FILE", hide = true)]
+    preload: Option<PathBuf>,
     /// Uses a store that holds other queues or ledger entries. Its servers elsewhere are not touched.
     #[arg(long)]
     shared_store: bool,
@@ -147,6 +150,7 @@ impl VerifyArgs {
             seed,
             handler: self.handler_cmd.clone().map(UserHandler::Command),
             upstream: self.upstream.clone(),
+            preload: self.preload.clone(),
             shared_store: self.shared_store,
             history: self.history.clone(),
             command: self.command(seed, time_ms),
@@ -173,6 +177,7 @@ impl VerifyArgs {
         }
         words.extend(self.handler_cmd.as_ref().map(|command| format!("--handler-cmd '{command}'")));
         words.extend(self.upstream.as_ref().map(|url| format!("--upstream {}", hapax::without_secrets(url))));
+        words.extend(self.preload.as_ref().map(|file| format!("--preload {}", file.display())));
         words.push(format!("--seed {seed}"));
         words.join(" ")
     }

@@ -6,6 +6,7 @@
 pub mod collector;
 pub mod filled;
 pub mod postgres;
+pub mod preload;
 pub mod proxied;
 pub mod relay;
 
@@ -35,6 +36,12 @@ pub fn hapax(folder: &TempDir, args: &[&str]) -> Command {
 /// Runs a command to its end, with a timeout: a server that should have refused to start is stopped.
 #[track_caller]
 pub fn run(folder: &TempDir, args: &[&str]) -> Done {
+    run_within(PATIENCE, folder, args)
+}
+
+/// As [`run`], with a timeout of its own.
+#[track_caller]
+pub fn run_within(patience: Duration, folder: &TempDir, args: &[&str]) -> Done {
     let mut command = hapax(folder, args);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = Pid::from_child(&child);
@@ -50,7 +57,7 @@ pub fn run(folder: &TempDir, args: &[&str]) -> Done {
         let _ = end.send(());
         read
     });
-    let is_in_time = ended.recv_timeout(PATIENCE).is_ok();
+    let is_in_time = ended.recv_timeout(patience).is_ok();
     if !is_in_time {
         kill_process(pid, Signal::KILL).unwrap();
     }

@@ -78,7 +78,8 @@ impl Engine {
     fn halt(&mut self, now: Now, queue: u32, slot: Slot) {
         let source = self.queue(queue);
         let entry = *source.table.get(slot);
-        if source.config.on_dead != OnDead::HaltGroup || entry.group == UNGROUPED {
+        let is_mutant = hapax_core::mutant::is("halted-group-released");
+        if source.config.on_dead != OnDead::HaltGroup || entry.group == UNGROUPED || is_mutant {
             return;
         }
         let group = source.table.group_name(&entry).expect("a group has a name");

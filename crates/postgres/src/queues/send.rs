@@ -116,6 +116,20 @@ impl Inner {
         name: &QueueName,
         batch: Vec<NewMessage>,
     ) -> Batch<Sent, SendError> {
+        if !hapax_core::mutant::is("unknown-commit-retried") {
+            return self.send_once(name, batch).await;
+        }
+        let sent = self.send_once(name, batch.clone()).await;
+        if !matches!(sent, Err(StoreError::OutcomeUnknown(_))) {
+            return sent;
+        }
+        let again = |id: DedupId| DedupId::new(format!("{id}-again")).ok();
+        let batch =
+            batch.into_iter().map(|message| NewMessage { dedup: message.dedup.and_then(again), ..message });
+        self.send_once(name, batch.collect()).await
+    }
+
+    async fn send_once(self: &Arc<Self>, name: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
         validate::batch("messages", batch.len())?;
         for _ in 0..CHANGES_MAX {
             let queue = self.open_queue(name).await?;
