@@ -349,7 +349,12 @@ impl Rounds {
             if shared.ownership.has_lapsed() {
                 return Err(StoreError::Unavailable("the lease has lapsed".to_owned()));
             }
-            let ours: BTreeSet<u16> = shared.ownership.leases().iter().map(|lease| lease.bucket).collect();
+            // Under the fence with which they were read: a bucket that was lost and came back is read again.
+            let is_ours = |lease: &BucketLease| {
+                self.read.get(&lease.bucket).is_some_and(|read| read.fence == lease.fence)
+            };
+            let leases = shared.ownership.leases();
+            let ours: BTreeSet<u16> = leases.into_iter().filter(is_ours).map(|lease| lease.bucket).collect();
             let buckets = calls.iter().flatten().map(|&index| open.round.items[index].message.bucket);
             let lost: BTreeSet<u16> = buckets.filter(|bucket| !ours.contains(bucket)).collect();
             if !lost.is_empty() {

@@ -1,6 +1,7 @@
 //! Relays that die at every step, a database that restarts, a backup that is restored.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -183,6 +184,33 @@ pub async fn a_restarted_database_is_waited_for(_shared: &'static PostgresServer
     relay.stop().await;
     let expected: Vec<String> = (0..300).map(|number| number.to_string()).collect();
     assert_eq!(sink.of_key("a"), expected);
+}
+
+/// The database is away for longer than the lease, in the middle of a round. The sink does not deduplicate.
+pub async fn an_outage_within_a_round_repeats_nothing(server: &'static PostgresServer) {
+    let database = Arc::new(Database::new(server).await);
+    let sink = Recorder::new(false);
+    database.enqueue(&[("a", "1"), ("a", "2")]).await;
+    let outbox = Arc::new(database.outbox().await);
+    let (down, is_down) = (database.clone(), Arc::new(AtomicBool::new(false)));
+    let went_down = is_down.clone();
+    sink.answer(move |message| {
+        if message.body == "1" {
+            down.refuse_connections();
+            went_down.store(true, Ordering::Relaxed);
+            return None;
+        }
+        Some(PublishAnswer::Unavailable("down".into()))
+    });
+    let lease = Duration::from_millis(600);
+    let relay = Running::start(outbox, sink.clone(), RelayOptions { lease, ..quick("r") });
+    eventually("the first one is published", async || is_down.load(Ordering::Relaxed)).await;
+    tokio::time::sleep(lease * 2).await;
+    sink.answer(|_| None);
+    database.accept_connections();
+    sink.wait_for(2).await;
+    relay.stop().await;
+    assert_eq!(sink.bodies(), ["1", "2"]);
 }
 
 /// What was published after the backup is published again under the same ids, and what is written after the restore gets new

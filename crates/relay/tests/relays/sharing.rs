@@ -1,13 +1,14 @@
 //! Several relays, several routes.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::outbox::{Advance, OutboxStore as _, PublishAnswer, Publisher as _};
 use hapax_faults::PostgresServer;
 use hapax_relay::RelayOptions;
 
-use crate::fixture::{Database, Recorder, Running, eventually, quick};
+use crate::fixture::{Database, PATIENCE, Recorder, Running, eventually, quick};
 
 async fn enqueue_many(database: &Database, from: u32, to: u32) {
     let messages: Vec<(String, String)> =
@@ -70,6 +71,60 @@ pub async fn a_stopped_relay_is_replaced_and_fenced(server: &'static PostgresSer
     assert_eq!(lost, [lease.bucket]);
     relay.stop().await;
     assert_eq!(sink.of_key("a"), ["1", "2", "3"]);
+}
+
+/// Another relay has published a message of an open round and lost the bucket again: it is not published twice.
+pub async fn a_bucket_that_came_back_is_read_again(server: &'static PostgresServer) {
+    let database = Database::new(server).await;
+    let sink = Recorder::new(false);
+    let is_second_tried = Arc::new(AtomicBool::new(false));
+    let tried = is_second_tried.clone();
+    sink.answer(move |message| {
+        tried.fetch_or(message.body == "2", Ordering::Relaxed);
+        Some(PublishAnswer::Unavailable("down".into()))
+    });
+    database.enqueue(&[("a", "1"), ("a", "2")]).await;
+    let relay = Running::start(Arc::new(database.outbox().await), sink.clone(), quick("r"));
+    eventually("a round is open", async || sink.calls.load(Ordering::Relaxed) > 0).await;
+    assert!(!is_second_tried.load(Ordering::Relaxed), "the first one is tried first");
+    let away = "UPDATE hapax.outbox_lease SET fence = fence + 1 WHERE bucket = hapax.outbox_bucket('a');
+        INSERT INTO hapax.outbox_position_0 VALUES ('r', hapax.outbox_bucket('a'), 1)";
+    database.server.sql(&database.name, away).unwrap();
+    eventually("the second one is next", async || is_second_tried.load(Ordering::Relaxed)).await;
+    sink.answer(|_| None);
+    sink.wait_for(1).await;
+    relay.stop().await;
+    assert_eq!(sink.bodies(), ["2"]);
+}
+
+/// The bucket is taken while the sink works on the first part of a round: the second part is not published.
+pub async fn a_bucket_that_was_taken_is_not_published_further(server: &'static PostgresServer) {
+    let database = Database::new(server).await;
+    let sink = Recorder::new(false);
+    let part = sink.describe().batch_max;
+    let last = part.to_string();
+    let (go_on, gate) = std::sync::mpsc::channel::<()>();
+    let gate = Mutex::new(gate);
+    sink.answer(move |message| {
+        if message.body == last {
+            tokio::task::block_in_place(|| gate.lock().unwrap().recv_timeout(PATIENCE)).unwrap();
+        }
+        None
+    });
+    let bodies: Vec<String> = (1..=part + 50).map(|number| number.to_string()).collect();
+    let messages: Vec<(&str, &str)> = bodies.iter().map(|body| ("a", body.as_str())).collect();
+    database.enqueue(&messages).await;
+    let options = RelayOptions { lease: Duration::from_secs(2), ..quick("r") };
+    let relay = Running::start(Arc::new(database.outbox().await), sink.clone(), options);
+    sink.wait_for(part - 1).await;
+    let taken = "INSERT INTO hapax.outbox_relay VALUES ('r', 'other', hapax.now_us() + 3600000000);
+        UPDATE hapax.outbox_lease SET fence = fence + 1, relay = 'other' WHERE bucket = hapax.outbox_bucket('a')";
+    database.server.sql(&database.name, taken).unwrap();
+    eventually("it is noticed", async || relay.watch.counts().lost_buckets > 0).await;
+    go_on.send(()).unwrap();
+    sink.wait_for(part).await;
+    relay.stop().await;
+    assert_eq!(sink.count(), part);
 }
 
 pub async fn routes_do_not_wait_for_each_other(server: &'static PostgresServer) {
