@@ -15,6 +15,7 @@
 //! | [`ledger`] | the ledger seam, and its protocol as pure functions |
 //! | [`inbox`] | the transactional seam: a ledger entry in the caller's own transaction |
 //! | [`outbox`] | the outbox seam: messages of business transactions, and the sinks they are published to |
+//! | [`positions`] | positions in a partitioned log, advanced in the caller's own transaction |
 //! | [`transfer`] | export and import, to move queues and ledger to another store |
 //! | [`copy`] | what is closed in two stores while one is copied to the other |
 //! | [`documents`] | small named JSON documents with compare-and-set |
@@ -40,6 +41,7 @@ pub mod mutant;
 pub mod name;
 pub mod outbox;
 pub mod policy;
+pub mod positions;
 pub mod queue;
 pub mod source;
 pub mod store;

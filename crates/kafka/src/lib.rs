@@ -10,8 +10,16 @@
 //! | [`machine`] | the producer's states, without input or output, checked by a model |
 //! | [`producer`] | the transactional producer: both together |
 //! | [`partition`] | names of partitions and of members of groups |
+//! | `consumer` | librdkafka's consumer behind a narrow seam; feature `consumer` |
+//! | `to_database` | records into a database, each once; feature `consumer` |
+//! | [`refusal`] | configuration that is refused before a connection is made |
 
+#[cfg(feature = "consumer")]
+pub mod consumer;
 pub mod machine;
 pub mod partition;
 pub mod producer;
+pub mod refusal;
+#[cfg(feature = "consumer")]
+pub mod to_database;
 pub mod wire;

@@ -62,6 +62,7 @@ const SHORT_TRANSACTIONS: &[Script] = &[
     Script::StandardOnly(include_str!("../migrations/0008_settled.sql")),
     Script::Both(include_str!("../migrations/0008_short_transactions.sql")),
 ];
+const POSITIONS: &[Script] = &[Script::Both(include_str!("../migrations/0009_positions.sql"))];
 
 /// Every migration, in order. A released one is never changed.
 const MIGRATIONS: &[Migration] = &[
@@ -74,6 +75,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 6, name: "copy", scripts: COPY, readers_from: 6 },
     Migration { version: 7, name: "outbox", scripts: OUTBOX, readers_from: 1 },
     Migration { version: 8, name: "short transactions", scripts: SHORT_TRANSACTIONS, readers_from: 1 },
+    Migration { version: 9, name: "positions", scripts: POSITIONS, readers_from: 1 },
 ];
 
 /// The version of the schema that this program makes.

@@ -33,6 +33,7 @@
 //! ```
 
 mod outbox;
+mod positions;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -104,6 +105,7 @@ impl SqliteInbox {
         }
         connection.busy_timeout(Duration::from_millis(LOCK_TIMEOUT_MS_DEFAULT)).map_err(database)?;
         connection.execute_batch(TABLE).map_err(database)?;
+        connection.execute_batch(positions::TABLE).map_err(database)?;
         let shared = SharedConnection { connection: Mutex::new(Some(connection)), returned: Condvar::new() };
         Ok(Self {
             shared: Arc::new(shared),

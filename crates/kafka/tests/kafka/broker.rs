@@ -8,7 +8,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
@@ -58,10 +58,26 @@ impl Broker {
         let admin: AdminClient<DefaultClientContext> = self.config().create().unwrap();
         let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
         let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
-        let made = self.block_on(admin.create_topics([&topic], &options)).unwrap();
-        made.into_iter().for_each(|made| {
-            made.unwrap();
-        });
+        let start = Instant::now();
+        // A topic of this name that was deleted may still be there for a moment.
+        loop {
+            let made = self.block_on(admin.create_topics([&topic], &options)).unwrap();
+            match made.into_iter().next() {
+                Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) if start.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                made => return drop(made.unwrap().unwrap()),
+            }
+        }
+    }
+
+    /// Deletes a topic.
+    pub fn delete_topic(&self, name: &str) {
+        let admin: AdminClient<DefaultClientContext> = self.config().create().unwrap();
+        let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
+        for deleted in self.block_on(admin.delete_topics(&[name], &options)).unwrap() {
+            deleted.unwrap();
+        }
     }
 
     /// The values of a topic's records, partition by partition, up to the current end: of the records that this reader may

@@ -4,9 +4,12 @@
 //! the broker. Without a broker all cases are skipped.
 
 mod broker;
+mod consumers;
 mod delayed_commit;
 mod producer;
 mod the_broker;
+mod to_database;
+mod to_postgres;
 
 use std::sync::{LazyLock, PoisonError, RwLock};
 
@@ -36,12 +39,20 @@ fn alone(name: &'static str, run: fn(&Broker)) -> Case {
 static BROKER: LazyLock<RwLock<Broker>> = LazyLock::new(|| RwLock::new(Broker::start()));
 
 fn main() {
+    to_postgres::child();
     let arguments = Arguments::from_args();
     let installed = KafkaServer::jars();
     if let Err(why) = &installed {
         eprintln!("skipped: {why}");
     }
-    let cases = [the_broker::cases(), delayed_commit::cases(), producer::cases()];
+    let cases = [
+        the_broker::cases(),
+        delayed_commit::cases(),
+        producer::cases(),
+        consumers::cases(),
+        to_database::cases(),
+        to_postgres::cases(),
+    ];
     let trials = cases.into_iter().flatten().map(|case| {
         let trial = Trial::test(case.name, move || {
             if case.alone {

@@ -12,6 +12,7 @@
 
 mod error;
 mod keys;
+mod positions;
 mod script;
 
 use std::sync::Arc;

@@ -1,0 +1,394 @@
+//! The thread that polls librdkafka, and the callbacks that run on it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rdkafka::client::ClientContext;
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use rdkafka::types::RDKafkaRespErr;
+use tokio::sync::mpsc;
+
+use super::{Assignment, ConsumerConfig, ConsumerError, Event, NewGroup, Record, Revocation, StartAt};
+use super::{StartAt::Committed, TopicPartition};
+
+/// librdkafka's consumer.
+pub(super) type Native = BaseConsumer<Context>;
+
+/// How long one poll waits for a record. Seeks and the end are noticed between two polls.
+const POLL: Duration = Duration::from_millis(50);
+/// Time for one question to the broker.
+const QUESTION: Duration = Duration::from_secs(10);
+
+/// A record, and the assignment or seek since which it is read.
+pub(super) struct Fetched {
+    pub record: Record,
+    pub epoch: u64,
+}
+
+/// What the thread and the owner share.
+pub(super) struct Shared {
+    control: mpsc::UnboundedSender<Event>,
+    /// Of assigned partitions.
+    epochs: Mutex<HashMap<TopicPartition, u64>>,
+    /// Grows with each assignment and seek.
+    epoch: AtomicU64,
+    seeks: Mutex<Vec<(TopicPartition, i64, u64)>>,
+    queued_records: AtomicUsize,
+    queued_bytes: AtomicUsize,
+    stopped: AtomicBool,
+    config: ConsumerConfig,
+}
+
+impl Shared {
+    pub fn new(config: &ConsumerConfig, control: mpsc::UnboundedSender<Event>) -> Self {
+        Self {
+            control,
+            epochs: Mutex::default(),
+            epoch: AtomicU64::new(0),
+            seeks: Mutex::default(),
+            queued_records: AtomicUsize::new(0),
+            queued_bytes: AtomicUsize::new(0),
+            stopped: AtomicBool::new(false),
+            config: config.clone(),
+        }
+    }
+
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+
+    /// The owner has taken a record from the queue.
+    pub fn took(&self, record: &Record) {
+        self.queued_records.fetch_sub(1, Ordering::SeqCst);
+        self.queued_bytes.fetch_sub(record.bytes(), Ordering::SeqCst);
+    }
+
+    /// Asks the thread for a seek; records with this number follow it.
+    pub fn seek(&self, at: &TopicPartition, offset: i64) -> u64 {
+        let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
+        self.seeks.lock().unwrap_or_else(PoisonError::into_inner).push((at.clone(), offset, epoch));
+        epoch
+    }
+
+    fn epochs(&self) -> MutexGuard<'_, HashMap<TopicPartition, u64>> {
+        self.epochs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, event: Event) {
+        // An owner that is gone needs nothing.
+        let _ = self.control.send(event);
+    }
+
+    fn end(&self, error: ConsumerError) {
+        self.tell(Event::Ended(error));
+        self.stop();
+    }
+
+    /// Whether the queue is above this part of its bounds.
+    fn is_above(&self, part: usize) -> bool {
+        self.queued_records.load(Ordering::SeqCst) > self.config.queued_records_max / part
+            || self.queued_bytes.load(Ordering::SeqCst) > self.config.queued_bytes_max / part
+    }
+}
+
+/// What librdkafka calls back.
+pub(super) struct Context(pub Arc<Shared>);
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        match level {
+            RDKafkaLogLevel::Emerg
+            | RDKafkaLogLevel::Alert
+            | RDKafkaLogLevel::Critical
+            | RDKafkaLogLevel::Error => tracing::warn!(facility, "librdkafka: {message}"),
+            _ => tracing::debug!(facility, "librdkafka: {message}"),
+        }
+    }
+
+    /// Errors are returned by `poll`, too.
+    fn error(&self, _error: KafkaError, _reason: &str) {}
+}
+
+impl ConsumerContext for Context {
+    fn rebalance(&self, consumer: &Native, code: RDKafkaRespErr, list: &mut TopicPartitionList) {
+        let partitions: Vec<TopicPartition> =
+            list.elements().iter().map(|part| TopicPartition::new(part.topic(), part.partition())).collect();
+        let done = if code == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS {
+            let list = self.starts(consumer, partitions).unwrap_or_else(|error| {
+                self.0.end(error);
+                TopicPartitionList::new()
+            });
+            consumer.incremental_assign(&list)
+        } else {
+            self.revoked(consumer.assignment_lost(), partitions);
+            consumer.incremental_unassign(list)
+        };
+        if let Err(error) = done {
+            self.0.end(ConsumerError::Fatal(format!("a rebalance failed: {error}")));
+        }
+    }
+}
+
+impl Context {
+    /// Where the owner wants to begin.
+    fn starts(
+        &self,
+        consumer: &Native,
+        partitions: Vec<TopicPartition>,
+    ) -> Result<TopicPartitionList, ConsumerError> {
+        let Self(shared) = self;
+        let mut list = TopicPartitionList::new();
+        if partitions.is_empty() {
+            return Ok(list);
+        }
+        let epoch = shared.epoch.fetch_add(1, Ordering::SeqCst) + 1;
+        let (reply, answer) = sync_channel(1);
+        shared.tell(Event::Assigned(Assignment { partitions: partitions.clone(), epoch, reply }));
+        let starts = match answer.recv_timeout(shared.config.assign_wait) {
+            Ok(starts) => starts,
+            // The owner is gone, and so is this consumer soon.
+            Err(RecvTimeoutError::Disconnected) => return Ok(list),
+            Err(RecvTimeoutError::Timeout) => {
+                return Err(ConsumerError::AssignTimedOut(shared.config.assign_wait.as_millis()));
+            }
+        };
+        let committed = self.committed(consumer, &partitions, &starts)?;
+        for (at, start) in partitions.iter().zip(starts) {
+            let offset = match (start, committed.get(at)) {
+                (StartAt::Offset(offset), _) | (Committed, Some(&offset)) => Offset::Offset(offset),
+                (StartAt::NewGroup | Committed, _) => match shared.config.new_group {
+                    NewGroup::Earliest => Offset::Beginning,
+                    NewGroup::Latest => Offset::End,
+                    NewGroup::Refuse => return Err(ConsumerError::NoOffset(at.clone())),
+                },
+            };
+            let added = list.add_partition_offset(&at.topic, at.partition, offset);
+            added.map_err(|error| ConsumerError::Fatal(format!("{at}: {error}")))?;
+        }
+        shared.epochs().extend(partitions.into_iter().map(|at| (at, epoch)));
+        Ok(list)
+    }
+
+    /// The group's committed offsets. An error is not taken for a missing offset.
+    fn committed(
+        &self,
+        consumer: &Native,
+        partitions: &[TopicPartition],
+        starts: &[StartAt],
+    ) -> Result<HashMap<TopicPartition, i64>, ConsumerError> {
+        let mut asked = TopicPartitionList::new();
+        for (at, _) in partitions.iter().zip(starts).filter(|(_, start)| **start == Committed) {
+            asked.add_partition(&at.topic, at.partition);
+        }
+        if asked.count() == 0 {
+            return Ok(HashMap::new());
+        }
+        let mut waited = Duration::ZERO;
+        loop {
+            let answer = consumer.committed_offsets(asked.clone(), QUESTION).and_then(offsets);
+            match answer {
+                Ok(offsets) => return Ok(offsets),
+                Err(error) if waited >= self.0.config.assign_wait || self.0.is_stopped() => {
+                    let problem = format!("the committed offsets could not be read: {error}");
+                    return Err(ConsumerError::Fatal(problem));
+                }
+                Err(_) => std::thread::sleep(POLL),
+            }
+            waited += POLL;
+        }
+    }
+
+    /// Tells the owner, and waits for a bounded time until it has let go.
+    fn revoked(&self, lost: bool, partitions: Vec<TopicPartition>) {
+        let Self(shared) = self;
+        if partitions.is_empty() {
+            return;
+        }
+        shared.epochs().retain(|at, _| !partitions.contains(at));
+        if lost {
+            shared.tell(Event::Lost(partitions));
+            return;
+        }
+        let (done, wait) = sync_channel(1);
+        shared.tell(Event::Revoked(Revocation { partitions, _done: done }));
+        // Ends when the owner drops the event; nothing is ever sent.
+        let _: Result<(), _> = wait.recv_timeout(shared.config.revoke_wait);
+    }
+}
+
+/// The offsets that were committed, if there was no error in any partition.
+fn offsets(answer: TopicPartitionList) -> Result<HashMap<TopicPartition, i64>, KafkaError> {
+    let mut offsets = HashMap::new();
+    for part in answer.elements() {
+        part.error()?;
+        if let Offset::Offset(offset) = part.offset() {
+            offsets.insert(TopicPartition::new(part.topic(), part.partition()), offset);
+        }
+    }
+    Ok(offsets)
+}
+
+/// Starts the thread.
+pub(super) fn start(
+    config: &ConsumerConfig,
+    context: Context,
+    records: mpsc::UnboundedSender<Fetched>,
+) -> Result<Weak<Native>, ConsumerError> {
+    let failed = |error: KafkaError| ConsumerError::Config(error.to_string());
+    let shared = context.0.clone();
+    let native: Arc<Native> = Arc::new(native_config(config).create_with_context(context).map_err(failed)?);
+    let topics: Vec<&str> = config.topics.iter().map(String::as_str).collect();
+    native.subscribe(&topics).map_err(failed)?;
+    let used = Arc::downgrade(&native);
+    let thread = std::thread::Builder::new().name("hapax-kafka-consumer".into());
+    let started = thread.spawn(move || {
+        Poller {
+            native: &native,
+            shared: &shared,
+            records,
+            topics: HashSet::new(),
+            paused: false,
+            pause_again: false,
+        }
+        .run();
+        // Closes the consumer on this thread, which may take its time.
+        drop(native);
+    });
+    started.map_err(|error| ConsumerError::Fatal(error.to_string()))?;
+    Ok(used)
+}
+
+fn native_config(config: &ConsumerConfig) -> ClientConfig {
+    let mut native = ClientConfig::new();
+    for (name, value) in &config.properties {
+        native.set(name, value);
+    }
+    let session_ms = config.session_timeout.as_millis().max(1);
+    native
+        .set("bootstrap.servers", config.bootstrap.join(","))
+        .set("group.id", &config.group)
+        .set("group.protocol", "classic")
+        .set("partition.assignment.strategy", "cooperative-sticky")
+        .set("isolation.level", "read_committed")
+        .set("enable.auto.commit", "false")
+        .set("enable.auto.offset.store", "false")
+        .set("auto.offset.reset", "error")
+        .set("allow.auto.create.topics", "false")
+        .set("session.timeout.ms", session_ms.to_string())
+        .set("heartbeat.interval.ms", (session_ms / 10).max(1).to_string())
+        // The thread polls all the time; a longer pause means that the process was stopped.
+        .set("max.poll.interval.ms", (session_ms.max(60_000) * 2).to_string())
+        .set("queued.max.messages.kbytes", "16384");
+    native
+}
+
+struct Poller<'a> {
+    native: &'a Native,
+    shared: &'a Shared,
+    records: mpsc::UnboundedSender<Fetched>,
+    /// Names that records share.
+    topics: HashSet<Arc<str>>,
+    paused: bool,
+    /// A record came after the pause: a partition may have been assigned since.
+    pause_again: bool,
+}
+
+impl Poller<'_> {
+    fn run(&mut self) {
+        while !self.shared.is_stopped() {
+            self.seek();
+            self.hold_back();
+            match self.native.poll(POLL) {
+                Some(Ok(message)) => self.forward(&message),
+                Some(Err(error)) => self.failed(&error),
+                None => {}
+            }
+        }
+    }
+
+    fn seek(&self) {
+        let seeks = std::mem::take(&mut *self.shared.seeks.lock().unwrap_or_else(PoisonError::into_inner));
+        for (at, offset, epoch) in seeks {
+            // One that was revoked meanwhile begins elsewhere when it comes back.
+            let Some(current) = self.shared.epochs().get(&at).copied() else { continue };
+            if current > epoch {
+                continue;
+            }
+            match self.native.seek(&at.topic, at.partition, Offset::Offset(offset), QUESTION) {
+                Ok(()) => drop(self.shared.epochs().insert(at, epoch)),
+                Err(error) => self.shared.end(ConsumerError::Fatal(format!("seek in {at}: {error}"))),
+            }
+        }
+    }
+
+    /// Stops fetching while too much waits for the owner, and polls on, so that rebalances are served.
+    fn hold_back(&mut self) {
+        let (above, below) = (self.shared.is_above(1), !self.shared.is_above(2));
+        let change = (above && (!self.paused || self.pause_again)) || (below && self.paused);
+        let Some(assigned) = change.then(|| self.native.assignment().ok()).flatten() else { return };
+        let done = if above { self.native.pause(&assigned) } else { self.native.resume(&assigned) };
+        match done {
+            Ok(()) => (self.paused, self.pause_again) = (above, false),
+            Err(error) => self.shared.tell(Event::Problem(error.to_string())),
+        }
+    }
+
+    fn forward(&mut self, message: &BorrowedMessage<'_>) {
+        let known = self.topics.get(message.topic()).cloned();
+        let topic = known.unwrap_or_else(|| {
+            let topic: Arc<str> = message.topic().into();
+            self.topics.insert(topic.clone());
+            topic
+        });
+        let at = TopicPartition { topic, partition: message.partition() };
+        let Some(epoch) = self.shared.epochs().get(&at).copied() else { return };
+        let headers = message.headers().map(|headers| {
+            let header = |header: rdkafka::message::Header<'_, &[u8]>| {
+                (header.key.to_owned(), header.value.map(Bytes::copy_from_slice))
+            };
+            headers.iter().map(header).collect()
+        });
+        let record = Record {
+            at,
+            offset: message.offset(),
+            timestamp_ms: message.timestamp().to_millis(),
+            key: message.key().map(Bytes::copy_from_slice),
+            value: message.payload().map(Bytes::copy_from_slice),
+            headers: headers.unwrap_or_default(),
+        };
+        self.shared.queued_records.fetch_add(1, Ordering::SeqCst);
+        self.shared.queued_bytes.fetch_add(record.bytes(), Ordering::SeqCst);
+        self.pause_again = self.paused;
+        let _ = self.records.send(Fetched { record, epoch });
+    }
+
+    fn failed(&self, error: &KafkaError) {
+        match error {
+            KafkaError::MessageConsumptionFatal(_) => {
+                self.shared.end(ConsumerError::Fatal(error.to_string()));
+            }
+            KafkaError::MessageConsumption(RDKafkaErrorCode::AutoOffsetReset) => {
+                self.shared.end(ConsumerError::OffsetGone(error.to_string()));
+            }
+            KafkaError::MessageConsumption(
+                RDKafkaErrorCode::Authentication
+                | RDKafkaErrorCode::SaslAuthenticationFailed
+                | RDKafkaErrorCode::TopicAuthorizationFailed
+                | RDKafkaErrorCode::GroupAuthorizationFailed,
+            ) => self.shared.end(ConsumerError::Fatal(error.to_string())),
+            _ => self.shared.tell(Event::Problem(error.to_string())),
+        }
+    }
+}
