@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use hapax::{Hapax, OnDoubt};
@@ -23,6 +23,8 @@ const WORKERS: usize = 2;
 
 /// Tells a handler where its effects are counted.
 const SINK_VARIABLE: &str = "HAPAX_VERIFY_SINK";
+/// How long a process is started again that ends at once.
+const START: Duration = Duration::from_secs(30);
 /// Size of files while the disk is full: beyond their first page, no write succeeds.
 const FILE_BYTES_MAX: u64 = 4_096;
 
@@ -109,7 +111,7 @@ impl Cluster {
             if let Some(Workload { name, shape: Shape::Proxy(on_doubt), .. }) = Workload::named(&workload) {
                 let callers = proxy()?;
                 self.site.proxies.push((workload, callers.address()));
-                let (process, address) = self.start_proxy(name, on_doubt)?;
+                let (process, address) = start_until_it_runs(|| self.start_proxy(name, on_doubt))?;
                 callers.retarget(address);
                 self.http_proxies.push(HttpProxy { name, on_doubt, callers, process });
             }
@@ -155,7 +157,7 @@ impl Cluster {
             let proxy = &mut self.http_proxies[number];
             proxy.process.kill();
             let (name, on_doubt) = (proxy.name, proxy.on_doubt);
-            let (process, address) = self.start_proxy(name, on_doubt)?;
+            let (process, address) = start_until_it_runs(|| self.start_proxy(name, on_doubt))?;
             let proxy = &mut self.http_proxies[number];
             proxy.process = process;
             proxy.callers.retarget(address);
@@ -235,7 +237,7 @@ impl Cluster {
     /// Kills a server and starts it again, on another port.
     pub fn restart_server(&mut self, number: usize) -> anyhow::Result<()> {
         self.servers[number].kill();
-        let (server, address) = self.start_server()?;
+        let (server, address) = start_until_it_runs(|| self.start_server())?;
         self.servers[number] = server;
         self.addresses[number] = address;
         self.retarget();
@@ -477,6 +479,17 @@ fn through_proxy(url: &str) -> Option<(Protocol, SocketAddr, String)> {
 /// A proxy whose target is not known yet.
 fn proxy() -> anyhow::Result<FaultProxy> {
     Ok(FaultProxy::start(SocketAddr::from(([127, 0, 0, 1], 9)), Protocol::Http)?)
+}
+
+/// Starts a process as a supervisor does: it may end at once because its store was cut off a moment before.
+fn start_until_it_runs<T>(start: impl Fn() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let end = Instant::now() + START;
+    loop {
+        match start() {
+            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(200)),
+            started => return started,
+        }
+    }
 }
 
 /// Starts a child process of this program.

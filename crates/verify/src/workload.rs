@@ -234,8 +234,8 @@ impl Workload {
     pub fn accounts(&self) -> u64 {
         match self.shape {
             Shape::Claims => 0,
-            Shape::Worker(_) if self.rejects && self.fifo => 3,
-            Shape::Worker(_) => 6,
+            Shape::Worker(_) if self.rejects && self.fifo => 2,
+            Shape::Worker(_) => 5,
             Shape::Transactional | Shape::Outbox | Shape::Proxy(_) => 3,
             _ => 2,
         }
