@@ -334,6 +334,29 @@ fn the_queues_of_our_own_examples_are_sound() {
         server.run(&example.split_whitespace().collect::<Vec<_>>()).ok();
     }
     let said = server.run(&["doctor"]).ok();
-    let queues: Vec<_> = said.lines().filter(|line| line.starts_with("queue ")).collect();
+    let about = |line: &&str| line.starts_with("queue ") && !line.contains("\tcost\t");
+    let queues: Vec<_> = said.lines().filter(about).collect();
     assert!(queues.len() >= examples.len() && queues.iter().all(|line| line.ends_with("\tsound")), "{said}");
+}
+
+#[test]
+fn what_a_tier_costs_is_told_with_its_page() {
+    let server = Server::start();
+    for tier in ["at-least-once", "effectively-once"] {
+        server.run(&["queue", "create", tier, "--tier", tier]).ok();
+    }
+    let said = server.run(&["doctor"]).ok();
+    let costs: Vec<_> = said.lines().filter(|line| line.contains("\tcost\t")).collect();
+    assert_eq!(costs.len(), 1, "the others are compared with at-least-once: {said}");
+    let cells: Vec<_> = costs[0].split('\t').collect();
+    assert_eq!((cells[0], cells[4]), ("queue effectively-once", "docs/tiers.md"), "{cells:?}");
+    assert!(
+        cells[3].contains("times the processor time") && cells[3].contains("of at-least-once"),
+        "{cells:?}"
+    );
+    let json = server.run(&["doctor", "--json"]).json();
+    for queue in json["queues"].as_array().unwrap() {
+        let costs_more = queue["cost"]["bytes"].as_f64().is_some_and(|times| times > 1.0);
+        assert_eq!(costs_more, queue["tier"] == "effectively-once", "{queue}");
+    }
 }

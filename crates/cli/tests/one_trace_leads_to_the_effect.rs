@@ -28,8 +28,15 @@ fn main() -> ExitCode {
         from_a_request_through_proxy_and_service();
         Ok::<_, Failed>(())
     });
-    let tests: &[postgres::Test] = &[("from_a_transaction_through_outbox_and_relay", from_a_transaction)];
-    postgres::main_with(tests, vec![of_request])
+    let over_tls = Trial::test("over_grpc_with_tls_to_a_collector_that_is_trusted", || {
+        over_grpc_with_tls();
+        Ok::<_, Failed>(())
+    });
+    let tests: &[postgres::Test] = &[
+        ("from_a_transaction_through_outbox_and_relay", from_a_transaction),
+        ("from_a_transaction_through_a_relay_of_the_server", through_a_relay_of_the_server),
+    ];
+    postgres::main_with(tests, vec![of_request, over_tls])
 }
 
 /// Works on one message and ends; its spans are exported then.
@@ -72,21 +79,75 @@ fn from_a_transaction(postgres: &'static PostgresServer) {
         );
         postgres.sql(&name, &enqueue).unwrap();
     }
-    let publish = collector.wait_for("publish orders.placed", |_| true);
-    assert_eq!((&publish.trace, &publish.parent[..]), (&trace, &CALLER[..]), "{publish:?}");
-    assert_eq!(publish.attributes["hapax.result"], "published");
-    assert!(publish.attributes["hapax.outbox.waited_ms"].parse::<u64>().is_ok());
-    let send = collector.wait_for("send orders", |_| true);
-    assert_eq!((&send.trace, &send.parent), (&trace, &publish.id), "{send:?}");
-    for _ in 0..2 {
-        work(&server, &collector, "orders");
-    }
-    consumed(&collector, "orders", &publish);
+    published_and_consumed(&server, &collector, &trace);
     let spans = collector.spans.lock().unwrap();
     assert!(
         spans.iter().all(|span| span.trace == trace),
         "the other transaction is not recorded: {spans:#?}"
     );
+}
+
+/// Two messages were enqueued, one of them in this trace: it is published, sent and consumed in it.
+fn published_and_consumed(server: &Server, collector: &Collector, trace: &Vec<u8>) {
+    let publish = collector.wait_for("publish orders.placed", |_| true);
+    assert_eq!((&publish.trace, &publish.parent[..]), (trace, &CALLER[..]), "{publish:?}");
+    assert_eq!(publish.attributes["hapax.result"], "published");
+    assert!(publish.attributes["hapax.outbox.waited_ms"].parse::<u64>().is_ok());
+    let send = collector.wait_for("send orders", |_| true);
+    assert_eq!((&send.trace, &send.parent), (trace, &publish.id), "{send:?}");
+    for _ in 0..2 {
+        work(server, collector, "orders");
+    }
+    consumed(collector, "orders", &publish);
+}
+
+/// Outbox, relay and queue are in one process and one database.
+fn through_a_relay_of_the_server(postgres: &'static PostgresServer) {
+    let collector = Collector::start();
+    let (url, name) = database(postgres);
+    let folder: TempDir = tempdir().unwrap();
+    run(&folder, &["migrate", "--store", &url]).ok();
+    run(&folder, &["queue", "create", "orders", "--tier", "effectively-once", "--endpoint", &url]).ok();
+    let toml = format!("[store]\nurl = \"{url}\"\n[[relay]]\nname = \"orders\"\nqueue = \"orders\"\n");
+    std::fs::write(folder.path().join("hapax.toml"), toml).unwrap();
+    let args = ["--config", "hapax.toml", "--otlp", &collector.url, "--traces-per-mille", "0"];
+    let server = Server::start_in(folder, &args);
+    let (context, trace) = caller("4bf92f3577b34da6a3ce929d0e0e4736", "01");
+    let (quiet, _) = caller("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "00");
+    for context in [quiet, context] {
+        let enqueue = format!(
+            "SELECT hapax.enqueue('orders.placed', 'order-7', 'seven'::text, p_traceparent => '{context}')"
+        );
+        postgres.sql(&name, &enqueue).unwrap();
+    }
+    published_and_consumed(&server, &collector, &trace);
+    let spans = collector.spans.lock().unwrap();
+    assert!(spans.iter().all(|span| span.trace == trace), "{spans:#?}");
+}
+
+/// A collector with a certificate that this machine does not know gets nothing.
+fn over_grpc_with_tls() {
+    let server = Server::start();
+    server.run(&["queue", "create", "emails"]).ok();
+    let (collector, cert) = Collector::start_grpcs(server.folder.path());
+    let (stranger, _) = Collector::start_grpcs(tempdir().unwrap().path());
+    let (context, trace) = caller("4bf92f3577b34da6a3ce929d0e0e4736", "01");
+    let attribute = format!("traceparent={context}");
+    let work = |collector: &Collector| {
+        server.run(&["send", "emails", "paid", "--attribute", &attribute]).ok();
+        let args = ["work", "emails", "--once", "--otlp", &collector.url, "--", "true"];
+        let mut worker = hapax(&server.folder, &args);
+        worker.env("HAPAX_ENDPOINT", &server.endpoint).env("SSL_CERT_FILE", &cert);
+        let done = worker.output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+        String::from_utf8(done.stderr).unwrap()
+    };
+    let told = work(&stranger);
+    assert!(told.contains("traces cannot be exported"), "{told}");
+    work(&collector);
+    let run = collector.wait_for("process emails", |_| true);
+    assert_eq!((&run.trace, &run.parent[..]), (&trace, &CALLER[..]), "{run:?}");
+    assert!(stranger.spans.lock().unwrap().is_empty());
 }
 
 /// A service that sends a message on behalf of each request, with the context that it got.

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::error::StoreError;
+use crate::policy::tier::{Finding, Severity};
 
 /// The header that carries the W3C trace context in which a message was enqueued.
 pub const TRACEPARENT_HEADER: &str = "traceparent";
@@ -254,7 +255,7 @@ pub struct HeldMessage {
 
 crate::metrics! {
     /// What waits in an outbox for one route.
-    #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+    #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
     pub struct RouteStatus is "hapax_outbox", kept by Store, labels ["route"];
     plain {
         /// The route's name.
@@ -277,6 +278,40 @@ crate::metrics! {
     gauge held,
     /// Keys whose first message is parked.
     gauge parked,
+}
+
+/// A message of an outbox that waits for longer than this is reported, in milliseconds.
+pub const LAG_MS_MAX: u64 = 60_000;
+
+impl RouteStatus {
+    /// The warning `relay-lags`, if the oldest message of the route has waited for too long at `now_ms`, by the clock of the
+    /// outbox.
+    pub fn lag_finding(&self, now_ms: u64) -> Option<Finding> {
+        let waited_ms = now_ms.saturating_sub(self.oldest_ms?);
+        if waited_ms <= LAG_MS_MAX {
+            return None;
+        }
+        let Self { route, relays, lag, held, parked, .. } = self;
+        let seconds = waited_ms / 1000;
+        let message = format!(
+            "the oldest message of the outbox waits for {seconds} s to be published by route {route}: up to {lag} are not published, \
+             {held} are set aside after failures, {parked} keys are parked, {relays} relays run"
+        );
+        let remedy = match (*relays, *lag, *parked) {
+            (0, _, _) => {
+                "start a relay of this route, or `hapax outbox forget` it if it is not used any more"
+            }
+            (_, 0, 1..) => {
+                "`hapax outbox parked`: mend what the sink refuses, then `hapax outbox retry` or `skip`"
+            }
+            _ => {
+                "`/readyz` of the relay says what the sink or the database answers; else look for a transaction that has \
+                 enqueued and stays open (in PostgreSQL: pg_stat_activity)"
+            }
+        };
+        let (code, severity) = ("relay-lags".into(), Severity::Warning);
+        Some(Finding { code, severity, message, remedy: remedy.to_owned() })
+    }
 }
 
 /// How a table of the outbox was cleaned up.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use hapax_core::outbox::RouteStatus;
 use hapax_core::policy::tier::{Finding, Severity};
 use hapax_core::{Examination, StoreError};
 use sqlx::postgres::PgRow;
@@ -44,9 +45,6 @@ const HELD_TRANSACTIONS_MAX: i32 = 10_000;
 /// Dead rows of a table are reported past this count, if they are also most of the table.
 const DEAD_ROWS_MAX: i64 = 100_000;
 
-/// A message of the outbox that waits for longer than this is reported.
-const LAG_MS_MAX: i64 = 60_000;
-
 /// Clocks that NTP keeps together differ by less.
 const CLOCK_MS_MAX: i64 = 5_000;
 
@@ -64,19 +62,6 @@ struct Holder {
     transactions: i32,
 }
 
-/// What waits in the outbox for a route.
-#[derive(Debug, Clone)]
-struct Lag {
-    route: String,
-    relays: i64,
-    /// Numbers that were drawn and not published; some may have been rolled back.
-    lag: i64,
-    held: i64,
-    parked_keys: i64,
-    /// How long the oldest message waits.
-    waited_ms: i64,
-}
-
 /// What was measured. Values of a part that could not be examined are left out.
 #[derive(Debug, Clone, Default)]
 struct Measured {
@@ -89,7 +74,8 @@ struct Measured {
     holders: Vec<Holder>,
     /// Tables with their live and dead rows.
     rows: Vec<(String, i64, i64)>,
-    lags: Vec<Lag>,
+    /// Routes of the outbox, with how long the oldest message of each waits.
+    routes: Vec<(RouteStatus, u64)>,
     /// The database's clock minus ours.
     clock_ahead_ms: i64,
     pooler: bool,
@@ -269,14 +255,19 @@ impl Measured {
                         transactions: row.try_get("transactions")?,
                     });
                 }
-                Part::Outbox => self.lags.push(Lag {
-                    route: row.try_get("route")?,
-                    relays: row.try_get("relays")?,
-                    lag: row.try_get("lag")?,
-                    held: row.try_get("held")?,
-                    parked_keys: row.try_get("parked_keys")?,
-                    waited_ms: row.try_get("waited_ms")?,
-                }),
+                Part::Outbox => {
+                    let number = |name: &str| row.try_get::<i64, _>(name).map(i64::unsigned_abs);
+                    let status = RouteStatus {
+                        route: row.try_get("route")?,
+                        relays: number("relays")?,
+                        lag: number("lag")?,
+                        oldest_ms: Some(0),
+                        held: number("held")?,
+                        parked: number("parked_keys")?,
+                        ..RouteStatus::default()
+                    };
+                    self.routes.push((status, row.try_get::<i64, _>("waited_ms")?.max(0).unsigned_abs()));
+                }
             }
         }
         Ok(())
@@ -352,35 +343,8 @@ impl Measured {
             let remedy = "set listen_url to a URL that does not lead through the pooler";
             found.push(finding("pooler-without-listen", message.to_owned(), remedy));
         }
-        found.extend(self.lags.iter().filter_map(Lag::finding));
+        found.extend(self.routes.iter().filter_map(|(route, waited_ms)| route.lag_finding(*waited_ms)));
         found
-    }
-}
-
-impl Lag {
-    fn finding(&self) -> Option<Finding> {
-        let Self { route, relays, lag, held, parked_keys, waited_ms } = self;
-        if *waited_ms <= LAG_MS_MAX {
-            return None;
-        }
-        let seconds = waited_ms / 1000;
-        let message = format!(
-            "the oldest message of the outbox waits for {seconds} s to be published by route {route}: up to {lag} are not published, \
-             {held} are set aside after failures, {parked_keys} keys are parked, {relays} relays run"
-        );
-        let remedy = match (*relays, *lag, *parked_keys) {
-            (0, _, _) => {
-                "start a relay of this route, or `hapax outbox forget` it if it is not used any more"
-            }
-            (_, 0, 1..) => {
-                "`hapax outbox parked`: mend what the sink refuses, then `hapax outbox retry` or `skip`"
-            }
-            _ => {
-                "`/readyz` of the relay says what the sink or the database answers; else look for a transaction that has \
-                 enqueued and stays open (pg_stat_activity)"
-            }
-        };
-        Some(finding("relay-lags", message, remedy))
     }
 }
 
@@ -406,6 +370,8 @@ fn finding(code: &'static str, message: String, remedy: &str) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use hapax_core::outbox::LAG_MS_MAX;
+
     use super::*;
 
     fn sound() -> Measured {
@@ -418,18 +384,26 @@ mod tests {
         Holder { what: "session 7".into(), remedy: "end 7".into(), held_ms, since: None, transactions }
     }
 
-    fn waits(waited_ms: i64) -> Lag {
-        Lag { route: "orders".into(), relays: 1, lag: 3, held: 0, parked_keys: 0, waited_ms }
+    /// A route whose oldest message was enqueued at the time 0.
+    fn route() -> RouteStatus {
+        RouteStatus {
+            route: "orders".into(),
+            relays: 1,
+            lag: 3,
+            oldest_ms: Some(0),
+            ..RouteStatus::default()
+        }
     }
 
     #[test]
     fn a_route_lags_by_time_and_is_told_what_to_do() {
-        assert!(waits(LAG_MS_MAX).finding().is_none());
-        let remedy = |lag: Lag| lag.finding().unwrap().remedy;
-        let late = waits(LAG_MS_MAX + 1);
-        assert!(remedy(late.clone()).contains("/readyz"));
-        assert!(remedy(Lag { relays: 0, ..late.clone() }).starts_with("start a relay"));
-        assert!(remedy(Lag { lag: 0, held: 2, parked_keys: 1, ..late }).contains("hapax outbox parked"));
+        assert!(route().lag_finding(LAG_MS_MAX).is_none());
+        let remedy = |route: RouteStatus| route.lag_finding(LAG_MS_MAX + 1).unwrap().remedy;
+        assert!(remedy(route()).contains("/readyz"));
+        assert!(remedy(RouteStatus { relays: 0, ..route() }).starts_with("start a relay"));
+        let parked = RouteStatus { lag: 0, held: 2, parked: 1, ..route() };
+        assert!(remedy(parked).contains("hapax outbox parked"));
+        assert!(RouteStatus { oldest_ms: None, ..route() }.lag_finding(u64::MAX).is_none(), "nothing waits");
     }
 
     /// One thing that is not right.
@@ -450,7 +424,7 @@ mod tests {
             ("dead-rows", |m| m.rows.push(("q_ready".into(), 10, DEAD_ROWS_MAX + 1))),
             ("database-clock-differs", |m| m.clock_ahead_ms = -CLOCK_MS_MAX - 1),
             ("pooler-without-listen", |m| (m.pooler, m.listens) = (true, false)),
-            ("relay-lags", |m| m.lags.push(waits(LAG_MS_MAX + 1))),
+            ("relay-lags", |m| m.routes.push((route(), LAG_MS_MAX + 1))),
         ];
         assert!(sound().findings().is_empty(), "{:?}", sound().findings());
         assert!(causes.iter().map(|(code, _)| *code).eq(FINDING_CODES.iter().map(|(code, _)| *code)));

@@ -7,13 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::time::{manual_clock, ticking};
-use common::{Rig, TestSource, run_until, until, wait_for};
-use hapax_core::{NewMessage, QueueConfig, Tier};
-use hapax_worker::Cx;
+use common::time::{claim_left_ms, manual_clock, pass_leases, ticking};
+use common::{Rig, TestLedger, TestSource, run_until, until, wait_for};
+use hapax_core::{EntryId, ManualClock, NewMessage, QueueConfig, Tier};
+use hapax_worker::{Cx, Idempotent, IdempotentError};
+use tokio::sync::Notify;
 
 const LEASE: Duration = Duration::from_secs(15);
 const STEP: Duration = Duration::from_millis(50);
+/// Long beside the time that passes while calls are repeated.
+const LONG: Duration = Duration::from_hours(1);
+const LONG_MS: u64 = LONG.as_millis() as u64;
 
 type Answer = std::future::Ready<Result<u32, String>>;
 
@@ -139,26 +143,131 @@ async fn a_claim_whose_every_answer_was_lost_is_no_doubt() {
 #[tokio::test]
 async fn an_idempotent_call_whose_every_answer_was_lost_is_no_doubt() {
     let clock = manual_clock();
-    let ledger = Arc::new(common::TestLedger::on_clock(clock.clone()));
+    let ledger = Arc::new(TestLedger::on_clock(clock.clone()));
     ledger.unanswered.store(6, Ordering::SeqCst);
-    let id = hapax_core::EntryId::new("shop".parse().unwrap(), "order-7".parse().unwrap());
+    let id = EntryId::new("shop".parse().unwrap(), "order-7".parse().unwrap());
     let once = || {
-        let once = hapax_worker::Idempotent::new(ledger.clone(), id.clone()).clock(clock.clone());
+        let once = Idempotent::new(ledger.clone(), id.clone()).clock(clock.clone());
         once.lease(LEASE).on_doubt(hapax_core::OnDoubt::Park).wait(Duration::ZERO)
     };
     let lost = ticking(&clock, STEP, once().run(async |_| Ok::<u32, String>(7))).await.unwrap_err();
-    assert!(matches!(lost, hapax_worker::IdempotentError::Ledger(_)), "{lost}");
+    assert!(matches!(lost, IdempotentError::Ledger(_)), "{lost}");
     let runs = until("it runs, and is never in doubt", async || {
         match once().run(async |run| Ok::<_, String>(run.is_takeover())).await {
             Ok(takeover) => {
                 assert!(!takeover);
                 true
             }
-            Err(hapax_worker::IdempotentError::InProgress { .. }) => false,
+            Err(IdempotentError::InProgress { .. }) => false,
             Err(error) => panic!("{error}"),
         }
     });
     ticking(&clock, STEP, runs).await;
+}
+
+/// Two heartbeats fail, the first when a third of the lease has passed, and the third one gets through.
+async fn fail_twice(clock: &ManualClock, failures: impl Fn() -> u32, down: impl Fn(bool)) {
+    let before = failures();
+    down(true);
+    clock.advance_ms(LONG_MS * 2 / 5);
+    until("a heartbeat fails", async || failures() > before).await;
+    clock.advance_ms(LONG_MS / 10);
+    until("it fails again", async || failures() > before + 1).await;
+    down(false);
+    clock.advance_ms(LONG_MS / 10);
+}
+
+/// An outage that begins and ends while a handler runs costs nothing, be it the ledger's, the queue's, or both.
+#[tokio::test]
+async fn heartbeats_that_fail_are_repeated_while_the_lease_lasts() {
+    for (ledger_down, source_down) in [(true, false), (false, true), (true, true)] {
+        let clock = manual_clock();
+        let config = QueueConfig { tier: Tier::EffectivelyOnce, ..QueueConfig::sqs() };
+        let rig = Rig::on_clock(config, clock.clone()).await;
+        let source = TestSource::new(&rig);
+        rig.send(NewMessage::new("1")).await;
+        let (started, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (begun, wait) = (started.clone(), go_on.clone());
+        let handler = move |_: u32, _: Cx| {
+            let (begun, wait) = (begun.clone(), wait.clone());
+            async move {
+                begun.notify_one();
+                wait.notified().await;
+            }
+        };
+        let builder = rig.builder_elsewhere().source(source.clone()).handler(handler);
+        let worker = builder.clock(clock.clone()).lease(LONG).concurrency(1).build().await.unwrap();
+        let watch = worker.watch();
+        let outage = async {
+            started.notified().await;
+            let down = |down: bool| {
+                rig.elsewhere.down.store(down && ledger_down, Ordering::SeqCst);
+                source.down.store(down && source_down, Ordering::SeqCst);
+            };
+            let failures = || u32::try_from(watch.counts().heartbeat_errors).expect("a few");
+            fail_twice(&clock, failures, down).await;
+            let left_ms =
+                async || rig.delivery_left_ms(&clock).await.min(claim_left_ms(rig.elsewhere.as_ref()).await);
+            until("both leases are renewed", async || left_ms().await > LONG_MS / 2).await;
+            pass_leases(&clock, LONG, 2, left_ms).await;
+            go_on.notify_one();
+            wait_for(&watch, |counts| counts.done == 1).await;
+        };
+        let report = worker.run(outage).await.unwrap();
+        let totals = rig.stats().await.totals;
+        let case = format!("ledger {ledger_down}, queue {source_down}: {report:?}");
+        assert_eq!((report.counts.lost_leases, totals.expired, totals.acked), (0, 0, 1), "{case}");
+    }
+}
+
+#[tokio::test]
+async fn an_idempotent_call_outlives_an_outage_of_its_ledger() {
+    let clock = manual_clock();
+    let ledger = Arc::new(TestLedger::on_clock(clock.clone()));
+    let id = EntryId::new("shop".parse().unwrap(), "order-7".parse().unwrap());
+    let once = Idempotent::new(ledger.clone(), id).clock(clock.clone()).lease(LONG);
+    let (started, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begun, wait) = (started.clone(), go_on.clone());
+    let running = tokio::spawn(once.run(async move |_| {
+        begun.notify_one();
+        wait.notified().await;
+        Ok::<u32, String>(7)
+    }));
+    started.notified().await;
+    let failures = || ledger.calls.load(Ordering::SeqCst);
+    fail_twice(&clock, failures, |down| ledger.down.store(down, Ordering::SeqCst)).await;
+    let left_ms = async || claim_left_ms(ledger.as_ref()).await;
+    until("the claim is renewed", async || left_ms().await > LONG_MS / 2).await;
+    pass_leases(&clock, LONG, 2, left_ms).await;
+    go_on.notify_one();
+    assert_eq!(running.await.unwrap().unwrap(), 7, "it was not stopped");
+}
+
+/// An outage that outlasts the lease stops the call: another one may hold the key by then.
+#[tokio::test]
+async fn an_idempotent_call_stops_when_an_outage_outlasts_its_lease() {
+    let clock = manual_clock();
+    let ledger = Arc::new(TestLedger::on_clock(clock.clone()));
+    let id = EntryId::new("shop".parse().unwrap(), "order-7".parse().unwrap());
+    let once = Idempotent::new(ledger.clone(), id).clock(clock.clone()).lease(LONG);
+    let started = Arc::new(Notify::new());
+    let begun = started.clone();
+    let running = tokio::spawn(once.run(async move |_| {
+        begun.notify_one();
+        std::future::pending::<Result<u32, String>>().await
+    }));
+    started.notified().await;
+    let calls = || ledger.calls.load(Ordering::SeqCst);
+    let before = calls();
+    ledger.down.store(true, Ordering::SeqCst);
+    clock.advance_ms(LONG_MS * 2 / 5);
+    until("a heartbeat fails", async || calls() > before).await;
+    clock.advance_ms(LONG_MS * 7 / 10);
+    let ended =
+        tokio::time::timeout(common::TIMEOUT, ticking(&clock, STEP, running)).await.expect("it stops");
+    let lost = ended.unwrap().unwrap_err();
+    // What became of it cannot be recorded, either.
+    assert!(matches!(lost, IdempotentError::Lost | IdempotentError::NotRecorded(_)), "{lost:?}");
 }
 
 #[tokio::test]
@@ -211,13 +320,13 @@ async fn a_heartbeat_that_panics_is_followed_by_others() {
     let slow = move |_: u32, _: Cx| {
         let beats = beats.clone();
         async move {
-            while beats.1.load(Ordering::SeqCst) < 4 {
+            while beats.1.load(Ordering::SeqCst) < 3 {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         }
     };
-    // Long enough for the heartbeat thread to print the panic message.
-    let builder = rig.builder().source(source).handler(slow).lease(Duration::from_secs(3));
+    // Long enough for the heartbeat thread to print the panic message, also on a busy machine.
+    let builder = rig.builder().source(source).handler(slow).lease(Duration::from_secs(9));
     let report = run_until(builder.build().await.unwrap(), |counts| counts.done == 1).await;
     assert_eq!((report.counts.lost_leases, rig.stats().await.totals.expired), (0, 0), "{report:?}");
 }

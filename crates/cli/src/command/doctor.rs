@@ -9,7 +9,7 @@ use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use hapax::core::policy::tier::{Finding, StoreFacts, check_store};
 use hapax::core::store::SharedStore;
-use hapax::core::{Examination, Store as AllSeams, StoreError, Tier};
+use hapax::core::{Clock as _, Examination, Store as AllSeams, StoreError, SystemClock, Tier};
 use hapax::embedded::{self, Environment};
 use hapax::redis::RedisStore;
 use hapax::{StoreUrl, without_secrets};
@@ -22,7 +22,7 @@ use crate::output::{Output, cells, note};
 use crate::remote::Remote;
 use crate::store::{Store, StoreOptions};
 use crate::text::{escape, parse_ms, show_bytes, show_time, word};
-use crate::tier::UNKNOWN_HERE;
+use crate::tier::{COSTS_PAGE, TierCost, UNKNOWN_HERE, cost};
 use crate::usage;
 
 /// Checks the guarantees of queues against the features of their store, and suggests remedies.
@@ -34,17 +34,22 @@ Examples:
   hapax doctor --store postgres://localhost/shop  at any time
   hapax doctor --store redis+cluster://10.0.0.1?hapax_durability=replicated
   hapax doctor --producer-retry 1h
+  hapax doctor --outbox sqlite:./shop.db
   hapax doctor --json | jq -r '.queues[] | select(.findings != []) | .name'
 
 Each finding has a code and a page, docs/errors/CODE.md. Exit code 0 without refusals, 1 with.
 In a pipe a line has: store or queue NAME, tier, then `sound`; or refusal or warning, code, what, what to do, page; or
 for the store `fact`, name, value. Where not all of a queue could be seen, `nothing found` takes the place of `sound`, or
-after findings `not seen`, with what and why.")]
+after findings `not seen`, with what and why. A tier that costs more or less than at-least-once has a line `cost`.")]
 pub struct DoctorArgs {
     /// A store instead of a server: embedded:PATH, postgres://HOST/DATABASE or redis://HOST. It is opened briefly, as a
     /// server would open it.
     #[arg(long, value_name = "URL")]
     store: Option<String>,
+    /// An outbox whose relays are looked after, too: postgres://HOST/DATABASE or sqlite:PATH. That of a store in
+    /// PostgreSQL is looked at in any case.
+    #[arg(long, value_name = "URL")]
+    outbox: Option<String>,
     /// How long producers keep repeating a send without a response.
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     producer_retry: Option<u64>,
@@ -70,6 +75,9 @@ impl From<Finding> for FindingItem {
 struct QueueSection {
     name: String,
     tier: Tier,
+    /// What the tier costs on this store, as a multiple of `at-least-once`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<TierCost>,
     findings: Vec<FindingItem>,
     /// What could not be looked at, so that findings may be missing.
     not_seen: Vec<String>,
@@ -122,6 +130,9 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
         },
         None => examine_server(&args.remote, args.producer_retry).await?,
     };
+    if let Some(url) = &args.outbox {
+        report.store.add(relays_that_lag(url).await?);
+    }
     let all = || report.queues.iter().flat_map(|queue| &queue.findings).chain(&report.store.findings);
     let refusals = all().filter(|item| item.finding.is_refusal()).count();
     (report.refusals, report.warnings) = (refusals, all().count() - refusals);
@@ -140,6 +151,13 @@ pub async fn run(args: DoctorArgs) -> anyhow::Result<()> {
         (None, 1) => bail!("1 refusal: what is wanted there cannot hold"),
         (None, many) => bail!("{many} refusals: what is wanted there cannot hold"),
     }
+}
+
+/// The routes of an outbox whose messages wait for too long.
+async fn relays_that_lag(url: &str) -> anyhow::Result<Vec<Finding>> {
+    let routes = hapax::relay::open_outbox(url).await?.status().await?;
+    let now_ms = SystemClock::default().wall_ms();
+    Ok(routes.iter().filter_map(|route| route.lag_finding(now_ms)).collect())
 }
 
 async fn examine_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyhow::Result<DoctorReport> {
@@ -283,6 +301,7 @@ async fn queues(
         sections.push(QueueSection {
             name: info.name.to_string(),
             tier: info.config.tier,
+            cost: cost(&store.capabilities().name, info.config.tier),
             findings,
             not_seen,
         });
@@ -291,6 +310,12 @@ async fn queues(
 }
 
 impl QueueSection {
+    /// What its tier costs, in words.
+    fn cost(&self) -> Option<String> {
+        let TierCost { cpu, bytes } = self.cost?;
+        Some(format!("{cpu} times the processor time and {bytes} times the bytes of at-least-once"))
+    }
+
     /// What is said beside the findings: a queue is sound only if everything could be looked at.
     fn summary(&self) -> Option<Vec<String>> {
         let not_seen: Vec<String> = self.not_seen.iter().map(|what| escape(what)).collect();
@@ -378,6 +403,8 @@ fn lines(report: &DoctorReport) -> Vec<Vec<String>> {
         let start = || vec![format!("queue {}", queue.name), word(&queue.tier)];
         lines.extend(queue.findings.iter().map(|item| [start(), of_item(item)].concat()));
         lines.extend(queue.summary().map(|summary| [start(), summary].concat()));
+        let cost = |words| [start(), vec!["cost".to_owned(), words, COSTS_PAGE.to_owned()]].concat();
+        lines.extend(queue.cost().map(cost));
     }
     lines
 }
@@ -403,6 +430,8 @@ fn print_tables(report: &DoctorReport) -> anyhow::Result<()> {
             let color = if queue.not_seen.is_empty() { Color::Green } else { Color::Yellow };
             rows.push(vec![Cell::new(&summary[0]).fg(color), Cell::new(summary[1..].join("; "))]);
         }
+        let cost = |words| vec![Cell::new("cost"), Cell::new(format!("{words}\n{COSTS_PAGE}"))];
+        rows.extend(queue.cost().map(cost));
     }
     cells(rows)
 }

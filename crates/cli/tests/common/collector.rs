@@ -1,10 +1,17 @@
-//! An OpenTelemetry collector that takes OTLP over HTTP.
+//! An OpenTelemetry collector that takes OTLP over HTTP, or over gRPC with TLS.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use hapax_net::body::{Body, BodyLimits, read_within};
+use hapax_net::connection::{Request, RequestHandler};
+use hapax_net::listen::{Limits, Runtime};
+use hapax_net::tracker::RequestGuard;
+use http::Response;
 
 use super::PATIENCE;
 
@@ -91,7 +98,13 @@ fn span(bytes: &[u8]) -> Span {
     span
 }
 
-/// A collector that takes OTLP over HTTP.
+/// The spans of an export.
+fn spans_of(export: &[u8]) -> Vec<Span> {
+    let scopes = inside(export, 1).flat_map(|resource| inside(resource, 2));
+    scopes.flat_map(|scope| inside(scope, 2)).map(span).collect()
+}
+
+/// A collector, and the spans that it has taken.
 pub struct Collector {
     pub url: String,
     pub spans: Arc<Mutex<Vec<Span>>>,
@@ -127,17 +140,38 @@ impl Collector {
                             head.iter().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
                         let mut body = vec![0; length.parse().unwrap()];
                         reader.read_exact(&mut body).unwrap();
-                        for resource in inside(&body, 1) {
-                            for scope in inside(resource, 2) {
-                                taken.lock().unwrap().extend(inside(scope, 2).map(span));
-                            }
-                        }
+                        taken.lock().unwrap().extend(spans_of(&body));
                         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
                     }
                 });
             }
         });
         Self { url, spans }
+    }
+
+    /// One that takes OTLP over gRPC with TLS, by a certificate of its own; gives the file of that certificate, too.
+    pub fn start_grpcs(folder: &Path) -> (Self, PathBuf) {
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let (cert, key) = (folder.join("collector.pem"), folder.join("collector.key"));
+        std::fs::write(&cert, made.cert.pem()).unwrap();
+        std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        let tls = hapax_net::tls::acceptor(&cert, &key).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let url = format!("grpcs://{}", listener.local_addr().unwrap());
+        let spans = Arc::new(Mutex::new(Vec::new()));
+        let taken = spans.clone();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async move {
+                let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+                let handler = move |_| GrpcCollector(taken.clone());
+                Runtime::new(Limits::default(), Some(tls))
+                    .run(vec![listener], handler, std::future::pending())
+                    .await;
+            });
+        });
+        (Self { url, spans }, cert)
     }
 
     /// The first span with this name that fulfils the condition.
@@ -152,5 +186,35 @@ impl Collector {
             assert!(start.elapsed() < PATIENCE, "no such {name:?} among {spans:#?}");
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+}
+
+/// The method of a collector that takes traces over gRPC.
+struct GrpcCollector(Arc<Mutex<Vec<Span>>>);
+
+impl RequestHandler for GrpcCollector {
+    async fn handle(&self, request: Request, _: &RequestGuard) -> Response<Body> {
+        let is_export = request.version() == http::Version::HTTP_2
+            && request.uri().path() == "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+            && request.headers().get("content-type").is_some_and(|value| value == "application/grpc");
+        let limits = BodyLimits::new(1 << 20, 1 << 20);
+        let body = read_within(request.into_body(), &limits, PATIENCE).await;
+        let status = match body {
+            Ok(body) if is_export && body.len() >= 5 => {
+                self.0.lock().unwrap().extend(spans_of(&body[5..]));
+                "0"
+            }
+            _ => "12",
+        };
+        let response = Response::builder().header("content-type", "application/grpc");
+        response.header("grpc-status", status).body(Body::empty()).unwrap()
+    }
+
+    fn refuse_request(&self, _: &Request) -> Response<Body> {
+        hapax_net::problem::overloaded().into_response()
+    }
+
+    fn replace_response(&self, _: &Response<Body>) -> Response<Body> {
+        hapax_net::problem::overloaded().into_response()
     }
 }
