@@ -173,6 +173,8 @@ pub async fn a_restarted_database_is_waited_for(_shared: &'static PostgresServer
     let sink = Recorder::new(true);
     let outbox = database.outbox().await;
     let relay = Running::start(Arc::new(outbox.clone()), sink.clone(), quick("r"));
+    // A relay whose route cannot be registered ends.
+    eventually("it is registered", async || !outbox.status().await.unwrap().is_empty()).await;
     for round in 0..3u32 {
         let bodies: Vec<String> = (round * 100..round * 100 + 100).map(|number| number.to_string()).collect();
         let messages: Vec<(&str, &str)> = bodies.iter().map(|body| ("a", body.as_str())).collect();

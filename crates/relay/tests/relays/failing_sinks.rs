@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hapax_core::outbox::{NewOutboxMessage, OutboxStore as _, PublishAnswer};
+use hapax_core::outbox::{NewOutboxMessage, OutboxMessage, OutboxStore as _, PublishAnswer};
 use hapax_faults::PostgresServer;
 
 use crate::fixture::{Database, Recorder, Running, eventually, quick};
@@ -76,6 +76,39 @@ pub async fn poison_blocks_only_its_key(server: &'static PostgresServer) {
     relay.stop().await;
     assert_eq!(sink.of_key("a"), ["1", "poison", "3", "4", "5", "6"]);
     assert_eq!(outbox.status().await.unwrap()[0].held, 0);
+}
+
+/// The first message of a key is published after its retry, the second one is not: a third one waits behind it.
+pub async fn a_new_message_does_not_overtake_a_held_one(server: &'static PostgresServer) {
+    let database = Database::new(server).await;
+    let outbox = database.outbox().await;
+    let sink = Recorder::new(false);
+    let refuse = |message: &OutboxMessage, bodies: &[&str]| {
+        let is_refused = bodies.iter().any(|body| message.body == *body);
+        is_refused.then(|| PublishAnswer::Refused("no".into()))
+    };
+    sink.answer(move |message| refuse(message, &["1", "2"]));
+    let relay = Running::start(Arc::new(outbox.clone()), sink.clone(), quick("r"));
+    let held = async |count| {
+        eventually("it is held", async || {
+            outbox.status().await.unwrap().first().is_some_and(|route| route.held == count)
+        })
+        .await;
+    };
+    database.enqueue(&[("a", "1"), ("a", "2")]).await;
+    held(2).await;
+    sink.answer(move |message| refuse(message, &["2"]));
+    assert_eq!(outbox.retry("r", None, "test").await.unwrap(), 1);
+    sink.wait_for(1).await;
+    held(1).await;
+    database.enqueue(&[("a", "3")]).await;
+    held(2).await;
+    sink.answer(|_| None);
+    eventually("the second one is parked", async || outbox.retry("r", None, "test").await.unwrap() == 1)
+        .await;
+    sink.wait_for(3).await;
+    relay.stop().await;
+    assert_eq!(sink.bodies(), ["1", "2", "3"]);
 }
 
 pub async fn a_message_that_keeps_failing_is_parked(server: &'static PostgresServer) {

@@ -25,6 +25,7 @@ fn main() -> std::process::ExitCode {
         storm::tables_stay_small_under_load,
         failing_sinks::a_sink_that_is_down_gets_everything_in_order,
         failing_sinks::poison_blocks_only_its_key,
+        failing_sinks::a_new_message_does_not_overtake_a_held_one,
         failing_sinks::a_message_that_keeps_failing_is_parked,
         failing_sinks::a_message_that_hangs_delays_no_other_key,
         failing_sinks::a_later_time_is_waited_for,
