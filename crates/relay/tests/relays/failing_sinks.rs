@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hapax_core::outbox::{NewOutboxMessage, OutboxMessage, OutboxStore as _, PublishAnswer};
 use hapax_faults::PostgresServer;
+use hapax_relay::RelayOptions;
 
 use crate::fixture::{Database, Recorder, Running, eventually, quick};
 
@@ -109,6 +110,27 @@ pub async fn a_new_message_does_not_overtake_a_held_one(server: &'static Postgre
     sink.wait_for(3).await;
     relay.stop().await;
     assert_eq!(sink.bodies(), ["1", "2", "3"]);
+}
+
+pub async fn nothing_is_read_while_too_many_keys_are_held(server: &'static PostgresServer) {
+    let database = Database::new(server).await;
+    let outbox = database.outbox().await;
+    let sink = Recorder::new(false);
+    sink.answer(|message| (message.body != "good").then(|| PublishAnswer::Refused("no".into())));
+    let options = RelayOptions { held_keys_max: 1, stalled: Duration::from_millis(300), ..quick("r") };
+    let relay = Running::start(Arc::new(outbox.clone()), sink.clone(), options);
+    database.enqueue(&[("a", "1"), ("b", "2")]).await;
+    eventually("they are held", async || relay.watch.counts().held == 2).await;
+    database.enqueue(&[("c", "good")]).await;
+    eventually("it says so", async || {
+        relay.watch.readiness().is_err_and(|why| why.contains("2 keys are set aside"))
+    })
+    .await;
+    assert_eq!(sink.count(), 0);
+    sink.answer(|_| None);
+    assert_eq!(outbox.retry("r", None, "test").await.unwrap(), 2);
+    sink.wait_for(3).await;
+    relay.stop().await;
 }
 
 pub async fn a_message_that_keeps_failing_is_parked(server: &'static PostgresServer) {

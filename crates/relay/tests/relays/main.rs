@@ -26,6 +26,7 @@ fn main() -> std::process::ExitCode {
         failing_sinks::a_sink_that_is_down_gets_everything_in_order,
         failing_sinks::poison_blocks_only_its_key,
         failing_sinks::a_new_message_does_not_overtake_a_held_one,
+        failing_sinks::nothing_is_read_while_too_many_keys_are_held,
         failing_sinks::a_message_that_keeps_failing_is_parked,
         failing_sinks::a_message_that_hangs_delays_no_other_key,
         failing_sinks::a_later_time_is_waited_for,
