@@ -8,13 +8,15 @@ use std::sync::atomic::Ordering;
 
 use common::proxied::{post, two_proxies_execute_once};
 use common::{Server, hapax, run};
-use hapax_faults::{RedisCluster, RedisServer};
+use hapax_faults::{RedisCluster, RedisSentinels, RedisServer, RedisTls};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::tempdir;
 
 const DURABLE: &[&str] = &["appendonly yes", "appendfsync always"];
+/// A busy machine may be slow to connect.
+const PATIENT: &str = "hapax_connect_timeout_ms=30000&hapax_operation_timeout_ms=30000";
 
 /// A test by its name.
 type Test = (&'static str, fn());
@@ -26,6 +28,8 @@ const TESTS: &[Test] = &[
     ("a_settle_ends_its_claim_on_a_cluster", worker_on_cluster),
     ("a_store_is_copied_to_redis_and_back", copied),
     ("tls_and_passwords_are_used_and_never_printed", tls),
+    ("a_cluster_is_reached_by_tls_alone", tls_of_a_cluster),
+    ("sentinels_and_their_master_are_reached_by_tls_alone", tls_of_sentinels),
 ];
 
 fn main() -> ExitCode {
@@ -140,7 +144,7 @@ fn two_servers() {
 
 fn worker_on_cluster() {
     let cluster = RedisCluster::start(&["cluster-node-timeout 120000"]).unwrap();
-    let url = format!("{}?hapax_durability=replicated", cluster.url());
+    let url = format!("{}?hapax_durability=replicated&{PATIENT}", cluster.url());
     let folder = tempdir().unwrap();
     let on = |args: &[&str]| run(&folder, &[args, &["--endpoint", &url]].concat());
     on(&["queue", "create", "jobs", "--tier", "effectively-once"]).ok();
@@ -189,40 +193,14 @@ fn copied() {
 
 fn tls() {
     const SECRET: &str = "hunter2";
-    let folder = tempdir().unwrap();
-    let file = |name: &str| folder.path().join(name).display().to_string();
-    let (authority, cert, key) = (file("authority.pem"), file("cert.pem"), file("key.pem"));
-    std::fs::write(file("names"), "subjectAltName=DNS:localhost").unwrap();
-    let made = std::process::Command::new("sh")
-        .args([
-            "-ec",
-            "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout authority.key -out authority.pem
-             openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout key.pem -out request.pem
-             openssl x509 -req -in request.pem -CA authority.pem -CAkey authority.key -CAcreateserial -days 2 \
-                 -extfile names -out cert.pem",
-        ])
-        .current_dir(&folder)
-        .output()
-        .unwrap();
-    assert!(made.status.success(), "{made:?}");
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let settings = [
-        "appendonly yes".to_owned(),
-        "appendfsync always".to_owned(),
-        format!("tls-port {port}"),
-        format!("tls-cert-file {cert}"),
-        format!("tls-key-file {key}"),
-        format!("tls-ca-cert-file {authority}"),
-        "tls-auth-clients no".to_owned(),
-    ];
-    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
-    let redis = RedisServer::start(&settings).unwrap();
+    let (folder, tls) = (tempdir().unwrap(), RedisTls::new().unwrap());
+    let redis = RedisServer::start(&[DURABLE, &tls.settings()].concat()).unwrap();
     redis.cli(&["ACL", "SETUSER", "ann", "on", &format!(">{SECRET}"), "~*", "&*", "+@all"]).unwrap();
-    let url = format!("rediss://ann@localhost:{port}");
+    let url = format!("rediss://ann@{}?{PATIENT}", redis.tls_address());
     let send = |url: &str, trusts: bool, password: &str| {
         let mut command = hapax(&folder, &["send", "--create", "jobs", "a", "--endpoint", url]);
         if trusts {
-            command.env("SSL_CERT_FILE", &authority);
+            command.env("SSL_CERT_FILE", tls.authority());
         }
         let output = command.env("REDISCLI_AUTH", password).output().unwrap();
         let said = format!("{output:?}");
@@ -236,4 +214,48 @@ fn tls() {
     let (accepted, said) = send(&url, false, SECRET);
     assert!(!accepted, "an unknown certificate is refused: {said}");
     assert_eq!(redis.cli(&["--scan", "--pattern", "*:q:jobs:m"]).unwrap().lines().count(), 1);
+}
+
+/// Sends to several queues by a URL with TLS, and receives from them; without the authority's certificate, and without TLS at
+/// the same ports, that is refused.
+fn sends_and_receives_by_tls(tls: &RedisTls, url: &str) {
+    let folder = tempdir().unwrap();
+    let call = |url: &str, trusts: bool, command: &[&str]| {
+        let mut call = hapax(&folder, &[command, &["--endpoint", url]].concat());
+        if trusts {
+            call.env("SSL_CERT_FILE", tls.authority());
+        }
+        let output = call.output().unwrap();
+        (output.status.success(), format!("{output:?}"))
+    };
+    assert!(url.starts_with("rediss+"), "{url}");
+    let patient = format!("{url}?{PATIENT}");
+    for n in 0..3 {
+        let (queue, body) = (format!("jobs-{n}"), format!("body {n}"));
+        let (accepted, said) = call(&patient, true, &["send", "--create", &queue, &body]);
+        assert!(accepted, "{said}");
+        let (received, said) = call(&patient, true, &["receive", &queue, "--ack"]);
+        assert!(received && said.contains(&body), "{said}");
+    }
+    let (accepted, said) = call(url, false, &["send", "jobs-0", "a"]);
+    assert!(!accepted, "an unknown certificate is refused: {said}");
+    let (accepted, said) = call(&url.replacen("rediss", "redis", 1), true, &["send", "jobs-0", "a"]);
+    assert!(!accepted, "these ports serve nothing without TLS: {said}");
+}
+
+fn tls_of_a_cluster() {
+    let tls = RedisTls::new().unwrap();
+    let settings = [DURABLE, &tls.settings(), &["cluster-node-timeout 120000"]].concat();
+    let cluster = RedisCluster::start(&settings).unwrap();
+    sends_and_receives_by_tls(&tls, &cluster.url());
+    // The nodes name each other by the port for TLS, so that others than the first one are reached.
+    let has_data = |master: &&RedisServer| master.cli(&["DBSIZE"]).unwrap() != "0";
+    assert!(cluster.nodes[..3].iter().filter(has_data).count() > 1);
+}
+
+fn tls_of_sentinels() {
+    let tls = RedisTls::new().unwrap();
+    let settings = [DURABLE, &tls.settings()].concat();
+    let all = RedisSentinels::start(&settings, std::time::Duration::from_mins(1)).unwrap();
+    sends_and_receives_by_tls(&tls, &all.url());
 }

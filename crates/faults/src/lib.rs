@@ -29,6 +29,7 @@ mod process;
 mod proxy;
 mod redis;
 mod redis_frames;
+mod redis_tls;
 
 pub use frame::{Direction, Protocol};
 pub use kafka::KafkaServer;
@@ -39,3 +40,4 @@ pub use postgres_trouble::PostgresFault;
 pub use process::{Process, TIMEOUT, rerun_test};
 pub use proxy::{Action, FaultHandle, FaultProxy, Match};
 pub use redis::{RedisCluster, RedisSentinels, RedisServer};
+pub use redis_tls::RedisTls;

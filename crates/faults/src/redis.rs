@@ -31,6 +31,7 @@ pub struct RedisServer {
     folder: TempDir,
     port: u16,
     bus_port: u16,
+    tls_port: u16,
     settings: Vec<String>,
     /// What follows the file on the command line.
     flags: Vec<String>,
@@ -57,8 +58,8 @@ impl RedisServer {
             let folder = TempDir::with_prefix("hapax-redis-").map_err(|error| error.to_string())?;
             let settings = settings.iter().map(|&setting| setting.to_owned()).collect();
             let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
-            let (port, bus_port) = free_ports();
-            let server = Self { folder, port, bus_port, settings, flags, watch: Mutex::default() };
+            let [port, bus_port, tls_port] = free_ports();
+            let server = Self { folder, port, bus_port, tls_port, settings, flags, watch: Mutex::default() };
             match server.run() {
                 Ok(()) => return Ok(server),
                 Err(error) => problem = error,
@@ -70,6 +71,20 @@ impl RedisServer {
     /// Its address, `host:port`.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Its address for TLS, `host:port`, if it was started with the settings of [`RedisTls`](crate::RedisTls).
+    pub fn tls_address(&self) -> String {
+        format!("localhost:{}", self.tls_port)
+    }
+
+    fn has_tls(&self) -> bool {
+        has_tls(&self.settings)
+    }
+
+    /// The port at which its replicas, Sentinels and other nodes reach it.
+    fn peer_port(&self) -> u16 {
+        if self.has_tls() { self.tls_port } else { self.port }
     }
 
     /// Runs a command with `redis-cli`; returns its output.
@@ -124,6 +139,9 @@ impl RedisServer {
             dir.display(),
             dir.join("log").display()
         );
+        if self.has_tls() {
+            config.extend(["tls-port ", &self.tls_port.to_string(), "\n"]);
+        }
         if self.flags.is_empty() {
             // A Sentinel has neither.
             config.extend(["cluster-port ", &self.bus_port.to_string(), "\nsave \"\"\n"]);
@@ -196,12 +214,22 @@ fn program() -> String {
     std::env::var("HAPAX_TEST_REDIS_PROGRAM").unwrap_or_else(|_| "redis-server".to_owned())
 }
 
-/// Two different free ports.
-fn free_ports() -> (u16, u16) {
-    let listen = || TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let (one, two) = (listen(), listen());
-    let port = |listener: &TcpListener| listener.local_addr().expect("it listens").port();
-    (port(&one), port(&two))
+/// Three different free ports.
+fn free_ports() -> [u16; 3] {
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    listeners.map(|listener| listener.local_addr().expect("it listens").port())
+}
+
+fn has_tls<S: AsRef<str>>(settings: &[S]) -> bool {
+    settings.iter().any(|setting| setting.as_ref().starts_with("tls-cert-file "))
+}
+
+/// The URL of a store on these servers, by TLS where they have it.
+fn url(kind: &str, servers: &[RedisServer]) -> String {
+    let has_tls = servers.iter().all(RedisServer::has_tls);
+    let address = |server: &RedisServer| if has_tls { server.tls_address() } else { server.address() };
+    let addresses: Vec<String> = servers.iter().map(address).collect();
+    format!("{}+{kind}://{}", if has_tls { "rediss" } else { "redis" }, addresses.join(","))
 }
 
 /// A master with two replicas, and three Sentinels that watch it under the name `shop`.
@@ -217,14 +245,16 @@ impl RedisSentinels {
     /// three that hold data. A master that is silent for this time is replaced.
     pub fn start(settings: &[&str], down_after: Duration) -> Result<Self, String> {
         let mut nodes = vec![RedisServer::start(settings)?];
-        let port = nodes[0].port;
+        let port = nodes[0].peer_port();
         for _ in 0..2 {
             let follow = format!("replicaof 127.0.0.1 {port}");
             nodes.push(RedisServer::start(&[settings, &[&follow]].concat())?);
         }
         let watch = format!("sentinel monitor shop 127.0.0.1 {port} 2");
         let down = format!("sentinel down-after-milliseconds shop {}", down_after.as_millis());
-        let settings = [watch.as_str(), &down, "sentinel failover-timeout shop 10000"];
+        let own = [watch.as_str(), &down, "sentinel failover-timeout shop 10000"];
+        let tls = settings.iter().copied().filter(|setting| setting.starts_with("tls-"));
+        let settings: Vec<&str> = own.into_iter().chain(tls).collect();
         let sentinels = (0..3).map(|_| RedisServer::start_with(&settings, &["--sentinel"]));
         let all = Self { nodes, sentinels: sentinels.collect::<Result<_, _>>()? };
         let start = Instant::now();
@@ -250,15 +280,14 @@ impl RedisSentinels {
 
     /// The URL of the store.
     pub fn url(&self) -> String {
-        let addresses: Vec<String> = self.sentinels.iter().map(RedisServer::address).collect();
-        format!("redis+sentinel://{}/shop", addresses.join(","))
+        url("sentinel", &self.sentinels) + "/shop"
     }
 
     /// The node that the first Sentinel takes for the master, by its place.
     pub fn master(&self) -> Option<usize> {
         let told = self.sentinels[0].cli(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "shop"]).ok()?;
         let port = told.lines().nth(1)?.trim().parse::<u16>().ok()?;
-        self.nodes.iter().position(|node| node.port == port)
+        self.nodes.iter().position(|node| node.peer_port() == port)
     }
 }
 
@@ -274,7 +303,10 @@ const MASTERS: usize = 3;
 impl RedisCluster {
     /// Starts six servers with these settings, and returns when they agree.
     pub fn start(settings: &[&str]) -> Result<Self, String> {
-        let settings = [settings, &["cluster-enabled yes"]].concat();
+        let mut settings = [settings, &["cluster-enabled yes"]].concat();
+        if has_tls(&settings) {
+            settings.extend(["tls-cluster yes", "cluster-announce-hostname localhost"]);
+        }
         let nodes = (0..2 * MASTERS).map(|_| RedisServer::start(&settings)).collect::<Result<Vec<_>, _>>()?;
         let cluster = Self { nodes };
         let ends = [0, 5461, 10_923, 16_384];
@@ -286,7 +318,7 @@ impl RedisCluster {
                 node.cli(&["CLUSTER", "ADDSLOTSRANGE", &from, &to])?;
             }
             let first = &cluster.nodes[0];
-            let (port, bus_port) = (first.port.to_string(), first.bus_port.to_string());
+            let (port, bus_port) = (first.peer_port().to_string(), first.bus_port.to_string());
             node.cli(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus_port])?;
         }
         let count = format!("cluster_known_nodes:{}", 2 * MASTERS);
@@ -325,7 +357,6 @@ impl RedisCluster {
 
     /// The URL of the store.
     pub fn url(&self) -> String {
-        let addresses: Vec<String> = self.nodes.iter().map(RedisServer::address).collect();
-        format!("redis+cluster://{}", addresses.join(","))
+        url("cluster", &self.nodes)
     }
 }
