@@ -31,6 +31,7 @@ async fn main() {
     bench.lifecycles(10).await;
     bench.lifecycles(1).await;
     bench.claims().await;
+    bench.empty_scripts().await;
     bench.depth(deep).await;
     bench.memory(&server).await;
     replicas(rounds).await;
@@ -116,6 +117,17 @@ async fn claim(store: &RedisStore, n: u64) {
     store.end(vec![end]).await.expect("ended").remove(0).expect("completed");
 }
 
+/// What a claim and its completion are without a ledger.
+async fn two_sets(mut bare: MultiplexedConnection, n: u64) {
+    let key = format!("k{n}");
+    let mut set = redis::cmd("SET");
+    set.arg(&key).arg("held").arg("NX").arg("PX").arg(60_000);
+    set.query_async::<()>(&mut bare).await.expect("set");
+    let mut set = redis::cmd("SET");
+    set.arg(&key).arg("paid").arg("PX").arg(3_600_000);
+    set.query_async::<()>(&mut bare).await.expect("set");
+}
+
 impl Bench {
     async fn new(server: &RedisServer, rounds: usize) -> Self {
         let url = format!("redis://{}", server.address());
@@ -155,19 +167,39 @@ impl Bench {
             ours.push(latency(own.await));
             let bare = rate(1, || {
                 n += 1;
-                let (key, mut bare) = (format!("k{n}"), self.bare.clone());
-                async move {
-                    let mut set = redis::cmd("SET");
-                    set.arg(&key).arg("held").arg("NX").arg("PX").arg(60_000);
-                    set.query_async::<()>(&mut bare).await.expect("set");
-                    let mut set = redis::cmd("SET");
-                    set.arg(&key).arg("paid").arg("PX").arg(3_600_000);
-                    set.query_async::<()>(&mut bare).await.expect("set");
-                }
+                two_sets(self.bare.clone(), n)
             });
             theirs.push(latency(bare.await));
         }
         row("claim and complete, one caller; SET NX, SET", &ours, &theirs, "µs");
+    }
+
+    /// The floor of a claim and its completion: two scripts that do nothing, with as many keys and arguments.
+    async fn empty_scripts(&self) {
+        let (keys, args) = (["bench:{12}:entries"; 9], ["an argument of it"; 11]);
+        let mut load = redis::cmd("SCRIPT");
+        load.arg("LOAD").arg("#!lua\nredis.call('SET', KEYS[1], ARGV[1])\nreturn 1");
+        let sha: String = load.query_async(&mut self.bare.clone()).await.expect("loaded");
+        let (mut ours, mut theirs, mut n) = (Vec::new(), Vec::new(), 0);
+        for _ in 0..self.rounds {
+            let empty = rate(1, || {
+                let mut bare = self.bare.clone();
+                let mut call = redis::cmd("EVALSHA");
+                call.arg(&sha).arg(keys.len()).arg(&keys).arg(&args);
+                async move {
+                    for _ in 0..2 {
+                        call.query_async::<()>(&mut bare).await.expect("called");
+                    }
+                }
+            });
+            ours.push(1_000_000.0 / empty.await);
+            let bare = rate(1, || {
+                n += 1;
+                two_sets(self.bare.clone(), n)
+            });
+            theirs.push(1_000_000.0 / bare.await);
+        }
+        row("two scripts that set one key; SET NX, SET", &ours, &theirs, "µs");
     }
 
     /// Lifecycles of a queue with this number of messages that wait behind, and of one with a thousand.
@@ -247,4 +279,32 @@ async fn replicas(rounds: usize) {
         not.push(rate(10, || lifecycle(&local, &queue, 10)).await);
     }
     row("lifecycles in tens with WAIT for one replica; without", &waited, &not, "/s");
+    confirmations(&master, rounds).await;
+}
+
+/// Latency of one `SET` with each kind of confirmation, and without.
+async fn confirmations(master: &RedisServer, rounds: usize) {
+    let bare = connect(master).await;
+    let kinds: [&[&str]; 3] = [&["WAIT", "1", "0"], &["WAITAOF", "1", "0", "0"], &["WAITAOF", "1", "1", "0"]];
+    for kind in kinds {
+        let confirm = |confirmed: bool| {
+            let mut pipe = redis::pipe();
+            pipe.cmd("SET").arg("k").arg("v").ignore();
+            if confirmed {
+                pipe.cmd(kind[0]).arg(&kind[1..]).ignore();
+            }
+            let mut bare = bare.clone();
+            async move { pipe.query_async::<()>(&mut bare).await }
+        };
+        if let Err(error) = confirm(true).await {
+            println!("{}: {error}", kind.join(" "));
+            continue;
+        }
+        let (mut with, mut without) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            with.push(1_000_000.0 / rate(1, || async { confirm(true).await.expect("set") }).await);
+            without.push(1_000_000.0 / rate(1, || async { confirm(false).await.expect("set") }).await);
+        }
+        row(&format!("SET and {}; SET", kind.join(" ")), &with, &without, "µs");
+    }
 }

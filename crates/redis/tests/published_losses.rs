@@ -171,21 +171,23 @@ impl Load {
     }
 }
 
-/// Runs a fault several times under load. Prints what was lost, and how long it took until all queues served again after the
-/// fault; returns the number of losses.
-async fn count(
-    url: String,
-    durability: Durability,
+/// A fault, and what is done about it when all queues serve again.
+struct Fault {
     what: &'static str,
-    times: usize,
-    fault: impl Fn(usize) + Send + Sync + 'static,
-) -> usize {
+    begin: Box<dyn Fn(usize) + Send + Sync>,
+    end: Box<dyn Fn(usize) + Send + Sync>,
+}
+
+/// Runs a fault several times under load. Prints what was lost, and how long it took until all queues served again: after the
+/// fault, and after its end. Returns the number of losses.
+async fn count(url: String, durability: Durability, times: usize, fault: Fault) -> usize {
+    let what = fault.what;
     let load = Load::open(&url, durability).await;
     let mut clients = JoinSet::new();
     for client in 0..CLIENTS {
         clients.spawn(load.clone().run(client));
     }
-    let (fault, mut slowest) = (Arc::new(fault), Duration::ZERO);
+    let (fault, mut slowest) = (Arc::new(fault), [Duration::ZERO; 2]);
     for time in 0..times {
         // Something is confirmed between two faults.
         let before = load.confirmed.lock().unwrap().sends.len();
@@ -194,17 +196,20 @@ async fn count(
             assert!(start.elapsed() < PATIENCE, "{what}: nothing is accepted");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let fault = fault.clone();
-        tokio::task::spawn_blocking(move || fault(time)).await.unwrap();
-        let start = Instant::now();
-        load.all_serve().await;
-        slowest = slowest.max(start.elapsed());
+        for (at, slowest) in slowest.iter_mut().enumerate() {
+            let fault = fault.clone();
+            let step = move || if at == 0 { (fault.begin)(time) } else { (fault.end)(time) };
+            tokio::task::spawn_blocking(step).await.unwrap();
+            let start = Instant::now();
+            load.all_serve().await;
+            *slowest = start.elapsed().max(*slowest);
+        }
     }
     load.over.store(true, Ordering::SeqCst);
     clients.join_all().await;
     let [sends, claims, completions] = load.losses().await;
     println!(
-        "losses | {what} x {times} | {} | sends {} of {} | claims {} of {} | completions {} of {} | all served again after {} ms",
+        "losses | {what} x {times} | {} | sends {} of {} | claims {} of {} | completions {} of {} | all served again after {} ms, and {} ms after the end of the fault",
         durability.as_str(),
         sends.0,
         sends.1,
@@ -212,7 +217,8 @@ async fn count(
         claims.1,
         completions.0,
         completions.1,
-        slowest.as_millis(),
+        slowest[0].as_millis(),
+        slowest[1].as_millis(),
     );
     sends.0 + claims.0 + completions.0
 }
@@ -232,10 +238,16 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// The place of the master of a pair, and that of its replica.
+fn places(cluster: &RedisCluster, time: usize) -> (usize, usize) {
+    let (one, other) = (time % 3, time % 3 + 3);
+    if is_master(&cluster.nodes[one]) { (one, other) } else { (other, one) }
+}
+
 /// The master of a pair, and its replica.
 fn pair(cluster: &RedisCluster, time: usize) -> (&RedisServer, &RedisServer) {
-    let (one, other) = (&cluster.nodes[time % 3], &cluster.nodes[time % 3 + 3]);
-    if is_master(one) { (one, other) } else { (other, one) }
+    let (master, replica) = places(cluster, time);
+    (&cluster.nodes[master], &cluster.nodes[replica])
 }
 
 async fn restarted(durability: Durability) -> usize {
@@ -243,31 +255,37 @@ async fn restarted(durability: Durability) -> usize {
         RedisServer::start(if durability == Durability::Local { DURABLE } else { &["appendonly yes"] });
     let server = Arc::new(server.unwrap());
     let url = common::url(&server);
-    let fault = move |_| {
+    let begin = move |_| {
         server.kill();
         server.run().unwrap();
     };
-    count(url, durability, "killed and restarted", kills(), fault).await
+    let fault = Fault { what: "killed and restarted", begin: Box::new(begin), end: Box::new(|_| ()) };
+    count(url, durability, kills(), fault).await
 }
 
 async fn killed(durability: Durability) -> usize {
     let cluster = Arc::new(RedisCluster::start(&settings(durability)).unwrap());
     let url = cluster.url();
-    let fault = move |time| {
+    let killed = Arc::new(Mutex::new(0));
+    let (same, of) = (cluster.clone(), killed.clone());
+    let begin = move |time| {
         // The one that was killed before is a replica by now, or the pair would have none.
         cluster.wait_until_whole().unwrap();
-        let (master, replica) = pair(&cluster, time);
-        master.kill();
-        wait_for("a replica takes over", || is_master(replica));
-        master.run().unwrap();
+        let (master, replica) = places(&cluster, time);
+        cluster.nodes[master].kill();
+        wait_for("a replica takes over", || is_master(&cluster.nodes[replica]));
+        *killed.lock().unwrap() = master;
     };
-    count(url, durability, "master killed", kills(), fault).await
+    // Without the killed node the new master has no replica; when it returns, it must have all data before it confirms.
+    let end = move |_| same.nodes[*of.lock().unwrap()].run().unwrap();
+    let fault = Fault { what: "master killed", begin: Box::new(begin), end: Box::new(end) };
+    count(url, durability, kills(), fault).await
 }
 
 async fn requested(durability: Durability) -> usize {
     let cluster = Arc::new(RedisCluster::start(&settings(durability)).unwrap());
     let url = cluster.url();
-    let fault = move |time| {
+    let begin = move |time| {
         cluster.wait_until_whole().unwrap();
         let (_, replica) = pair(&cluster, time);
         let mut asked: Option<Instant> = None;
@@ -278,20 +296,22 @@ async fn requested(durability: Durability) -> usize {
             is_master(replica)
         });
     };
-    count(url, durability, "CLUSTER FAILOVER", kills().min(20), fault).await
+    let fault = Fault { what: "CLUSTER FAILOVER", begin: Box::new(begin), end: Box::new(|_| ()) };
+    count(url, durability, kills().min(20), fault).await
 }
 
 async fn paused(durability: Durability) -> usize {
     let cluster = Arc::new(RedisCluster::start(&settings(durability)).unwrap());
     let url = cluster.url();
-    let fault = move |time| {
+    let begin = move |time| {
         cluster.wait_until_whole().unwrap();
         let (master, replica) = pair(&cluster, time);
         master.pause();
         wait_for("a replica takes over", || is_master(replica));
         master.resume();
     };
-    count(url, durability, "master paused", kills().min(20), fault).await
+    let fault = Fault { what: "master paused", begin: Box::new(begin), end: Box::new(|_| ()) };
+    count(url, durability, kills().min(20), fault).await
 }
 
 async fn killed_and_restarted_at_process() {

@@ -34,7 +34,7 @@ impl Subject for InRedis {
 }
 
 async fn in_every_answer_counter_and_halted_group() {
-    // With other seeds, messages that die in one queue at the very time at which deliveries lapse in another arrive there in
-    // another order: each queue is swept for itself.
+    // With other seeds (the first is 21), messages that die in one queue at the very time at which deliveries lapse in a standard
+    // queue arrive there in another order, since each queue is swept for itself. A standard queue promises no order.
     compare(&InRedis::default(), 0..12, 150).await;
 }
