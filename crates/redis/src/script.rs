@@ -347,6 +347,15 @@ mod tests {
     fn a_script_gets_the_keys_that_it_uses() {
         for script in Script::ALL {
             let loaded = script.loaded();
+            for key in loaded.whole.split("KEYS[").skip(1).filter_map(|rest| rest.split_once(']')) {
+                let is_number = key.0.bytes().all(|byte| byte.is_ascii_digit());
+                let is_own = !key.0.starts_with(|first: char| first.is_ascii_digit());
+                assert!(
+                    is_number || is_own,
+                    "{script:?}: KEYS[{}] counts keys that it may not get; use @KEYS@",
+                    key.0
+                );
+            }
             for number in 1..=loaded.linked.keys.len() {
                 assert!(script.text().contains(&format!("KEYS[{number}]")), "{script:?}: {number}");
             }

@@ -45,7 +45,7 @@ for at = 9, #ARGV do
       found[#found + 1] = m[F.id]
       found[#found + 1] = m[F.key]
     end
-  elseif m and m[F.state] == IS_PARKED and (how == 'release' or (how == 'resume' and m[F.parked] == 'in-doubt')) then
+  elseif m and m[F.state] == IS_PARKED and ((how == 'release' and m[F.parked] ~= 'damaged') or (how == 'resume' and m[F.parked] == 'in-doubt')) then
     leave(s, m)
     m[F.attempts], m[F.received_ms], m[F.parked], m[F.parked_error] = 0, 0, false, false
     m[F.history], m[F.retained] = {}, now
@@ -54,7 +54,7 @@ for at = 9, #ARGV do
     done = done + 1
     -- Its failure is not kept, or it would be replayed. The next claim tells of a damaged entry.
     if how == 'release' then
-      local entry = KEYS[24 + at]
+      local entry = KEYS[@KEYS@ - 8 + at]
       local fine, e, indexes = pcall(load_entry, entry)
       if fine and e and e[STAGE] == FAILED then write_entry(entry, e[SCOPE], indexes, nil) end
     end
