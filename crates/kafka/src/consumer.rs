@@ -19,32 +19,10 @@ use rdkafka::consumer::{CommitMode, Consumer as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::sync::mpsc;
 
-pub use group::GroupMetadata;
 use poller::{Context, Fetched, Native, Shared};
 
+pub use crate::partition::{GroupMetadata, TopicPartition};
 use crate::refusal::{self, Refusal};
-
-/// A partition of a topic.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TopicPartition {
-    /// The topic's name.
-    pub topic: Arc<str>,
-    /// The partition's number.
-    pub partition: i32,
-}
-
-impl TopicPartition {
-    /// A partition.
-    pub fn new(topic: &str, partition: i32) -> Self {
-        Self { topic: topic.into(), partition }
-    }
-}
-
-impl fmt::Display for TopicPartition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.topic, self.partition)
-    }
-}
 
 /// A record of a topic.
 #[derive(Debug, Clone, PartialEq, Eq)]

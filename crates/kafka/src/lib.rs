@@ -11,6 +11,7 @@
 //! | [`producer`] | the transactional producer: both together |
 //! | [`partition`] | names of partitions and of members of groups |
 //! | `consumer` | librdkafka's consumer behind a narrow seam; feature `consumer` |
+//! | `processor` | consume, handle, produce: offsets and output in one transaction; feature `consumer` |
 //! | `to_database` | records into a database, each once; feature `consumer` |
 //! | [`refusal`] | configuration that is refused before a connection is made |
 
@@ -18,6 +19,8 @@
 pub mod consumer;
 pub mod machine;
 pub mod partition;
+#[cfg(feature = "consumer")]
+pub mod processor;
 pub mod producer;
 pub mod refusal;
 #[cfg(feature = "consumer")]

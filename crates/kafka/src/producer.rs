@@ -16,6 +16,7 @@
 //! [`Producer::flush`], [`Producer::commit`] or [`Producer::abort`] continues with the same bytes.
 
 mod error;
+mod offsets;
 mod produce;
 mod record;
 mod transaction;
@@ -32,6 +33,7 @@ pub use record::NewRecord;
 
 use crate::machine::{Identity, Machine, State};
 use crate::partition::{GroupMetadata, TopicPartition};
+use crate::refusal::{self, Refusal};
 use crate::wire::{Cluster, Connect};
 
 /// How a producer works.
@@ -87,6 +89,10 @@ impl Producer {
     /// Connects, checks the cluster's transaction version, and takes the transactional id over: the transaction of a
     /// predecessor is ended, and the predecessor is fenced.
     pub async fn connect(config: ProducerConfig) -> Result<Self, ProducerError> {
+        if let Some(refused) = refusal::unstable(&config.transactional_id, std::process::id()) {
+            let Refusal { value, remedy, .. } = refused;
+            return Err(ProducerError::Refused { key: "transactional.id", value, remedy });
+        }
         let cluster = Arc::new(Cluster::new(config.connect.clone()));
         let mut producer = Self {
             config,

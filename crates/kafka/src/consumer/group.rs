@@ -6,20 +6,7 @@ use std::ptr;
 use rdkafka::consumer::Consumer as _;
 
 use super::poller::Native;
-
-/// A member of a group at one moment. A transaction that commits offsets names it, so that the broker refuses one that was
-/// replaced meanwhile.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GroupMetadata {
-    /// The group.
-    pub group: String,
-    /// The member's id.
-    pub member: String,
-    /// The number of the rebalance that the member has taken part in; -1: in none.
-    pub generation: i32,
-    /// The name of a member that keeps its partitions while it restarts.
-    pub instance: Option<String>,
-}
+use crate::partition::GroupMetadata;
 
 /// The identity at this moment; `None` if librdkafka has none.
 pub(super) fn metadata(consumer: &Native) -> Option<GroupMetadata> {

@@ -1,19 +1,12 @@
-//! Requests to the coordinators: initialisation, offsets, the end of a transaction.
-
-use std::collections::BTreeMap;
-use std::sync::Arc;
+//! Requests to the transaction coordinator: initialisation, the end of a transaction.
 
 use kafka_protocol::error::{ParseResponseErrorCode as _, ResponseError};
-use kafka_protocol::messages::txn_offset_commit_request::{
-    TxnOffsetCommitRequestPartition, TxnOffsetCommitRequestTopic,
-};
-use kafka_protocol::messages::{
-    DescribeTransactionsRequest, EndTxnRequest, InitProducerIdRequest, TxnOffsetCommitRequest,
-};
+use kafka_protocol::messages::{DescribeTransactionsRequest, EndTxnRequest, InitProducerIdRequest};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::error::{Meaning, meaning};
+use super::offsets::send_offsets;
 use super::{Cause, Producer, ProducerError};
 use crate::machine::{Ending, Identity, State};
 use crate::wire::{Backoff, Call, Cluster, CoordinatorKind, WireError, text};
@@ -23,8 +16,6 @@ const FEATURE: &str = "transaction.version";
 const FEATURE_LEVEL: i16 = 2;
 /// The last version without two-phase commit.
 const INIT_VERSION: i16 = 5;
-/// The version that adds the group to the transaction implicitly.
-const OFFSETS_VERSION: i16 = 5;
 /// The version that raises the epoch.
 const END_VERSION: i16 = 5;
 const DESCRIBE_VERSION: i16 = 0;
@@ -79,24 +70,27 @@ impl Producer {
         let mut backoff = Backoff::new();
         loop {
             let cause = match self.coordinator(&request, INIT_VERSION).await {
-                Ok(response) => {
-                    match response.error_code.err() {
-                        None => {
-                            let (producer_id, epoch) = (response.producer_id.0, response.producer_epoch);
-                            self.machine.initialised(Identity { producer_id, epoch })?;
-                            self.forget();
-                            return Ok(());
-                        }
-                        Some(ResponseError::InvalidTransactionTimeout) => {
-                            return Err(ProducerError::Refused {
+                Ok(response) => match response.error_code.err() {
+                    None => {
+                        let (producer_id, epoch) = (response.producer_id.0, response.producer_epoch);
+                        self.machine.initialised(Identity { producer_id, epoch })?;
+                        self.forget();
+                        return Ok(());
+                    }
+                    Some(ResponseError::InvalidTransactionTimeout) => {
+                        let remedy =
+                            "it is above the broker's transaction.max.timeout.ms; use less, or raise that";
+                        return Err(ProducerError::Refused {
                             key: "transaction.timeout.ms",
                             value: timeout_ms.to_string(),
-                            remedy: "it is above the broker's transaction.max.timeout.ms; use less, or raise that".to_owned(),
+                            remedy: remedy.to_owned(),
                         });
-                        }
-                        Some(error) => Cause::Broker(error),
                     }
-                }
+                    Some(error) => {
+                        self.look_up_again(error);
+                        Cause::Broker(error)
+                    }
+                },
                 Err(cause) => cause,
             };
             if !may_retry(&cause) {
@@ -303,76 +297,10 @@ impl Producer {
             self.cluster.forget_coordinator(CoordinatorKind::Transaction, &self.config.transactional_id);
         }
     }
-
-    fn offsets_request(&self) -> Option<TxnOffsetCommitRequest> {
-        let (group, offsets) = self.offsets.as_ref()?;
-        let identity = self.identity()?;
-        let mut topics: BTreeMap<&str, Vec<TxnOffsetCommitRequestPartition>> = BTreeMap::new();
-        for (partition, next) in offsets {
-            topics.entry(&partition.topic).or_default().push(
-                TxnOffsetCommitRequestPartition::default()
-                    .with_partition_index(partition.partition)
-                    .with_committed_offset(*next)
-                    .with_committed_metadata(Some(text(""))),
-            );
-        }
-        let request = TxnOffsetCommitRequest::default()
-            .with_transactional_id(text(&self.config.transactional_id).into())
-            .with_group_id(text(&group.group).into())
-            .with_producer_id(identity.producer_id.into())
-            .with_producer_epoch(identity.epoch)
-            .with_generation_id(group.generation)
-            .with_member_id(text(&group.member))
-            .with_group_instance_id(group.instance.as_deref().map(text))
-            .with_topics(
-                topics
-                    .into_iter()
-                    .map(|(topic, partitions)| {
-                        TxnOffsetCommitRequestTopic::default()
-                            .with_name(text(topic).into())
-                            .with_partitions(partitions)
-                    })
-                    .collect(),
-            );
-        Some(request)
-    }
-}
-
-/// Sends a transaction's offsets to the group's coordinator until they are written.
-async fn send_offsets(
-    cluster: Arc<Cluster>,
-    request: TxnOffsetCommitRequest,
-    deadline: Instant,
-) -> Result<(), Cause> {
-    let group = request.group_id.to_string();
-    let mut backoff = Backoff::new();
-    loop {
-        let called =
-            call_coordinator(&cluster, CoordinatorKind::Group, &group, &request, OFFSETS_VERSION).await;
-        let cause = match called {
-            Ok(response) => {
-                let errors = response.topics.iter().flat_map(|topic| &topic.partitions);
-                match errors.filter_map(|partition| partition.error_code.err()).next() {
-                    None => return Ok(()),
-                    Some(error) => Cause::Broker(error),
-                }
-            }
-            Err(cause) => cause,
-        };
-        if !may_retry(&cause) || Instant::now() >= deadline {
-            return Err(cause);
-        }
-        if let Cause::Broker(error) = &cause
-            && meaning(*error) == Meaning::Moved
-        {
-            cluster.forget_coordinator(CoordinatorKind::Group, &group);
-        }
-        backoff.wait().await;
-    }
 }
 
 /// One attempt with a coordinator.
-async fn call_coordinator<R: Call>(
+pub(super) async fn call_coordinator<R: Call>(
     cluster: &Cluster,
     kind: CoordinatorKind,
     key: &str,
@@ -389,7 +317,7 @@ async fn call_coordinator<R: Call>(
     }
 }
 
-fn may_retry(cause: &Cause) -> bool {
+pub(super) fn may_retry(cause: &Cause) -> bool {
     match cause {
         Cause::Broker(error) => matches!(meaning(*error), Meaning::Retry | Meaning::Moved),
         Cause::Wire(error) => error.is_transient(),

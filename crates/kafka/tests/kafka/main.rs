@@ -6,6 +6,7 @@
 mod broker;
 mod consumers;
 mod delayed_commit;
+mod processor;
 mod producer;
 mod the_broker;
 mod to_database;
@@ -40,6 +41,9 @@ static BROKER: LazyLock<RwLock<Broker>> = LazyLock::new(|| RwLock::new(Broker::s
 
 fn main() {
     to_postgres::child();
+    if processor::is_child() {
+        return processor::run_child();
+    }
     let arguments = Arguments::from_args();
     let installed = KafkaServer::jars();
     if let Err(why) = &installed {
@@ -48,6 +52,7 @@ fn main() {
     let cases = [
         the_broker::cases(),
         delayed_commit::cases(),
+        processor::cases(),
         producer::cases(),
         consumers::cases(),
         to_database::cases(),

@@ -27,6 +27,7 @@ pub fn cases() -> Vec<Case> {
         shared("producer_unanswered_commit_is_unknown", unanswered_commit_is_unknown),
         shared("producer_fencing_ends_the_loser", fencing_ends_the_loser),
         shared("producer_continues_after_a_timed_out_transaction", continues_after_a_timed_out_transaction),
+        shared("producer_refuses_what_the_broker_does_not_allow", refuses_what_the_broker_does_not_allow),
         alone("producer_commits_over_a_killed_broker", commits_over_a_killed_broker),
     ]
 }
@@ -58,15 +59,27 @@ fn offset(producer: &mut Producer, topic: &str, next: i64) {
 
 /// The committed offset of the group that has the topic's name.
 fn committed(broker: &Broker, topic: &str) -> Option<i64> {
+    committed_offsets(broker, topic, topic, 1)[0]
+}
+
+/// The committed offsets of a group in the first partitions of a topic. Transactions that are being ended are waited for.
+pub fn committed_offsets(broker: &Broker, group: &str, topic: &str, partitions: i32) -> Vec<Option<i64>> {
     let mut config = broker.config();
     let consumer: BaseConsumer =
-        config.set("group.id", topic).set("isolation.level", "read_committed").create().unwrap();
+        config.set("group.id", group).set("isolation.level", "read_committed").create().unwrap();
     let mut list = TopicPartitionList::new();
-    list.add_partition(topic, 0);
-    let found = consumer.committed_offsets(list, PATIENCE).unwrap();
-    match found.elements()[0].offset() {
-        Offset::Offset(offset) => Some(offset),
-        _ => None,
+    for partition in 0..partitions {
+        list.add_partition(topic, partition);
+    }
+    let start = std::time::Instant::now();
+    loop {
+        assert!(start.elapsed() < PATIENCE, "no committed offsets of {group}");
+        let Ok(found) = consumer.committed_offsets(list.clone(), PATIENCE) else { continue };
+        let found = found.elements();
+        if found.iter().all(|part| part.error().is_ok()) {
+            let offset = |offset| if let Offset::Offset(offset) = offset { Some(offset) } else { None };
+            return found.iter().map(|part| offset(part.offset())).collect();
+        }
     }
 }
 
@@ -354,41 +367,60 @@ async fn broker_sees(broker: &Broker, topic: &str) -> Vec<String> {
     tokio::task::block_in_place(|| broker.read(topic, Isolation::Committed))
 }
 
-/// The broker dies with an open transaction, and with a commit that was written and not answered.
+fn refuses_what_the_broker_does_not_allow(broker: &Broker) {
+    let refused = |change: fn(&mut ProducerConfig)| {
+        let mut config = config(broker, "producer-refused");
+        change(&mut config);
+        let error = broker.block_on(Producer::connect(config)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Fatal, "{error}");
+        error.to_string()
+    };
+    let text = refused(|config| config.transaction_timeout = Duration::from_hours(10));
+    assert!(text.starts_with("transaction.timeout.ms = \"36000000\" is refused: "), "{text}");
+    let text = refused(|config| config.transactional_id.clear());
+    assert!(text.starts_with("transactional.id = \"\" is refused: "), "{text}");
+}
+
+/// The broker dies with an open transaction of one producer, and with a commit of another that was written and not answered.
 fn commits_over_a_killed_broker(broker: &Broker) {
-    let topic = "producer-killed";
-    broker.create_topic(topic, 1);
-    let mut producer = broker.block_on(connect(broker, topic));
-    broker.block_on(async {
-        producer.begin().unwrap();
-        send(&mut producer, topic, "A").await.unwrap();
+    let (open_topic, sent_topic) = ("producer-killed-open", "producer-killed-sent");
+    broker.create_topic(open_topic, 1);
+    broker.create_topic(sent_topic, 1);
+    let (mut open, mut sent) = broker.block_on(async {
+        let mut open = connect(broker, open_topic).await;
+        open.begin().unwrap();
+        send(&mut open, open_topic, "A").await.unwrap();
+        let mut sent = connect(broker, sent_topic).await;
+        sent.begin().unwrap();
+        send(&mut sent, sent_topic, "A").await.unwrap();
+        offset(&mut sent, sent_topic, 1);
+        (open, sent)
     });
-    broker.kill();
-    broker.run().unwrap();
+    let unanswered = broker.proxy().inject(Match::answer_to(format!("EndTxn {sent_topic}")), Action::Cut);
     broker.block_on(async {
-        send(&mut producer, topic, "B").await.unwrap();
-        offset(&mut producer, topic, 1);
-    });
-    let unanswered = broker.proxy().inject(Match::answer_to(format!("EndTxn {topic}")), Action::Cut);
-    // A cancelled call: the commit is not answered.
-    broker.block_on(async {
+        // A cancelled call: the commit is not answered.
         tokio::select! {
-            done = producer.commit() => panic!("{done:?}"),
+            done = sent.commit() => panic!("{done:?}"),
             () = unanswered.wait_for(1) => {}
         }
     });
-    assert_eq!(producer.state(), State::Committing);
+    assert_eq!(sent.state(), State::Committing);
     broker.kill();
     unanswered.remove();
     broker.run().unwrap();
     broker.block_on(async {
-        producer.commit().await.unwrap();
-        producer.begin().unwrap();
-        send(&mut producer, topic, "C").await.unwrap();
-        offset(&mut producer, topic, 2);
-        producer.commit().await.unwrap();
+        send(&mut open, open_topic, "B").await.unwrap();
+        offset(&mut open, open_topic, 1);
+        open.commit().await.unwrap();
+        sent.commit().await.unwrap();
+        sent.begin().unwrap();
+        send(&mut sent, sent_topic, "B").await.unwrap();
+        offset(&mut sent, sent_topic, 2);
+        sent.commit().await.unwrap();
     });
-    assert_eq!(broker.read(topic, Isolation::Committed), ["A", "B", "C"]);
-    assert_eq!(broker.read(topic, Isolation::Uncommitted), ["A", "B", "C"]);
-    assert_eq!(committed(broker, topic), Some(2));
+    for (topic, next) in [(open_topic, 1), (sent_topic, 2)] {
+        assert_eq!(broker.read(topic, Isolation::Committed), ["A", "B"], "{topic}");
+        assert_eq!(broker.read(topic, Isolation::Uncommitted), ["A", "B"], "{topic}");
+        assert_eq!(committed(broker, topic), Some(next), "{topic}");
+    }
 }

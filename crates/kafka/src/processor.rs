@@ -1,0 +1,110 @@
+//! Consume, handle, produce: offsets and output in one transaction.
+//!
+//! A [`Processor`] is one task with one producer. It takes records into a batch, gives each to the [`Handler`], and
+//! commits the outputs together with the inputs' offsets when the batch is full or old enough. Records of a batch that
+//! was aborted are handled again; readers at `read_committed` see each output once.
+//!
+//! | trouble | what it does |
+//! |---|---|
+//! | the handler fails, a record is not written, offsets are refused | aborts, goes back to the batch's first records |
+//! | partitions are revoked | commits within the consumer's bound if the batch holds records of them, else aborts |
+//! | partitions are lost | aborts if the batch holds records of them |
+//! | a commit stays unanswered | asks the coordinator to settle it, and continues at the committed offsets |
+//! | another instance took the transactional id | ends with both identities |
+//! | the end is requested | commits the batch, and ends |
+
+mod batch;
+mod client;
+mod run;
+
+use std::time::Duration;
+
+pub use client::{Client, KafkaClient};
+pub use run::Processor;
+
+use crate::consumer::{ConsumerError, Record};
+use crate::partition::TopicPartition;
+use crate::producer::{NewRecord, ProducerError};
+
+/// What is done with a record.
+pub trait Handler: Send {
+    /// Handles a record, and adds the outputs to `output`. It is called again for the same record if the batch is aborted,
+    /// so effects other than the output may happen more than once.
+    fn handle(
+        &mut self,
+        record: &Record,
+        output: &mut Vec<NewRecord>,
+    ) -> impl Future<Output = Result<(), String>> + Send;
+}
+
+/// When a batch is committed, and what happens to records that cannot be handled.
+#[derive(Debug, Clone)]
+pub struct ProcessorConfig {
+    /// Maximum count of input records in a batch. Default 1,000.
+    pub batch_records_max: usize,
+    /// Maximum size of the input records in a batch. Default 1 MiB.
+    pub batch_bytes_max: usize,
+    /// Maximum time from a batch's first record to its commit. Default 100 ms.
+    pub batch_time_max: Duration,
+    /// Maximum time of one call of the handler. Default 10 s.
+    pub handler_timeout: Duration,
+    /// Maximum time for the commit when partitions are revoked; less than the consumer's `revoke_wait`. Default 5 s.
+    pub revoke_timeout: Duration,
+    /// How often a record is tried. Default 5.
+    pub attempts_max: u32,
+    /// The topic for records that failed as often. `None`: the processor ends.
+    pub dead_letters: Option<String>,
+}
+
+impl Default for ProcessorConfig {
+    fn default() -> Self {
+        Self {
+            batch_records_max: 1_000,
+            batch_bytes_max: 1 << 20,
+            batch_time_max: Duration::from_millis(100),
+            handler_timeout: Duration::from_secs(10),
+            revoke_timeout: Duration::from_secs(5),
+            attempts_max: 5,
+            dead_letters: None,
+        }
+    }
+}
+
+/// What a processor has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Input records whose batch was committed.
+    pub records: u64,
+    /// Committed batches.
+    pub commits: u64,
+    /// Aborted batches.
+    pub aborts: u64,
+    /// Commits of unknown outcome that were settled.
+    pub settled: u64,
+    /// Records that went to the dead-letter topic in a committed batch.
+    pub dead: u64,
+}
+
+/// Why a processor ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProcessorError {
+    /// The producer cannot continue; see [`ProducerError::kind`].
+    #[error(transparent)]
+    Producer(#[from] ProducerError),
+    /// The consumer has ended.
+    #[error(transparent)]
+    Consumer(#[from] ConsumerError),
+    /// A record failed as often as it may, and there is no dead-letter topic.
+    #[error("{at} at offset {offset} failed {attempts} times: {reason}")]
+    Handler {
+        /// The record's partition.
+        at: TopicPartition,
+        /// Its offset.
+        offset: i64,
+        /// How often it was tried.
+        attempts: u32,
+        /// The last failure.
+        reason: String,
+    },
+}

@@ -1,0 +1,112 @@
+//! What a processor needs of a Kafka client: the seam where another client can stand.
+
+use std::collections::BTreeMap;
+
+use super::{ProcessorConfig, ProcessorError};
+use crate::consumer::{Consumer, ConsumerConfig, Event};
+use crate::partition::{GroupMetadata, TopicPartition};
+use crate::producer::{NewRecord, Producer, ProducerConfig, ProducerError};
+
+/// A member of a group with a transactional producer.
+pub trait Client: Send {
+    /// The next event of the group. Safe to cancel.
+    fn next(&mut self) -> impl Future<Output = Event> + Send;
+    /// Continues at another offset of an assigned partition.
+    fn seek(&mut self, at: &TopicPartition, offset: i64);
+    /// The member's identity at this moment.
+    fn group_metadata(&self) -> Option<GroupMetadata>;
+    /// Begins a transaction.
+    fn begin(&mut self) -> Result<(), ProducerError>;
+    /// Adds a record to the transaction.
+    fn send(&mut self, record: NewRecord) -> impl Future<Output = Result<(), ProducerError>> + Send;
+    /// Commits the transaction with the group's next offsets.
+    fn commit(
+        &mut self,
+        group: GroupMetadata,
+        next: Vec<(TopicPartition, i64)>,
+    ) -> impl Future<Output = Result<(), ProducerError>> + Send;
+    /// Aborts the transaction.
+    fn abort(&mut self) -> impl Future<Output = Result<(), ProducerError>> + Send;
+    /// After a commit of unknown outcome: settles it, and returns the committed offsets of the partitions that have one.
+    fn settle(
+        &mut self,
+        group: &str,
+        partitions: &[TopicPartition],
+    ) -> impl Future<Output = Result<BTreeMap<TopicPartition, i64>, ProducerError>> + Send;
+}
+
+/// librdkafka's consumer with this crate's producer.
+#[derive(Debug)]
+pub struct KafkaClient {
+    /// The member of the group.
+    pub consumer: Consumer,
+    /// The producer.
+    pub producer: Producer,
+}
+
+impl KafkaClient {
+    /// Checks that a batch fits into a transaction, takes the transactional id over, and then joins the group: the
+    /// transaction of a predecessor is ended before its offsets are read.
+    pub async fn connect(
+        consumer: &ConsumerConfig,
+        producer: ProducerConfig,
+        processor: &ProcessorConfig,
+    ) -> Result<Self, ProcessorError> {
+        let batch = processor.batch_time_max + processor.handler_timeout;
+        if producer.transaction_timeout < batch {
+            let remedy = format!(
+                "the broker would abort a batch that takes its time: at least {} ms, the bound of a batch, is needed",
+                batch.as_millis()
+            );
+            let value = producer.transaction_timeout.as_millis().to_string();
+            let refused = ProducerError::Refused { key: "transaction.timeout.ms", value, remedy };
+            return Err(refused.into());
+        }
+        let producer = Producer::connect(producer).await?;
+        Ok(Self { consumer: Consumer::start(consumer)?, producer })
+    }
+}
+
+impl Client for KafkaClient {
+    async fn next(&mut self) -> Event {
+        self.consumer.next().await
+    }
+
+    fn seek(&mut self, at: &TopicPartition, offset: i64) {
+        self.consumer.seek(at, offset);
+    }
+
+    fn group_metadata(&self) -> Option<GroupMetadata> {
+        self.consumer.group_metadata()
+    }
+
+    fn begin(&mut self) -> Result<(), ProducerError> {
+        self.producer.begin()
+    }
+
+    async fn send(&mut self, record: NewRecord) -> Result<(), ProducerError> {
+        self.producer.send(record).await
+    }
+
+    async fn commit(
+        &mut self,
+        group: GroupMetadata,
+        next: Vec<(TopicPartition, i64)>,
+    ) -> Result<(), ProducerError> {
+        self.producer.offsets(group, next)?;
+        self.producer.commit().await
+    }
+
+    async fn abort(&mut self) -> Result<(), ProducerError> {
+        self.producer.abort().await
+    }
+
+    async fn settle(
+        &mut self,
+        group: &str,
+        partitions: &[TopicPartition],
+    ) -> Result<BTreeMap<TopicPartition, i64>, ProducerError> {
+        self.producer.recover().await?;
+        self.producer.committed(group, partitions).await
+    }
+}
