@@ -91,6 +91,9 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
     Relay(Box<relay::RelayArgs>),
     /// Shows an outbox, and retries or skips messages that a sink has refused.
     Outbox(outbox::OutboxArgs),
+    /// Looks after Kafka: the configuration check, lag, and open transactions.
+    #[cfg(feature = "kafka")]
+    Kafka(command::kafka::KafkaArgs),
     /// Writes a copy of the running store to a file.
     Backup(backup::BackupArgs),
     /// Restores a backup into a new folder; the restored store is paused.
@@ -222,6 +225,8 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Top(args) => top::run(args).await,
         Command::Relay(args) => relay::run(*args).await,
         Command::Outbox(args) => outbox::run(args).await,
+        #[cfg(feature = "kafka")]
+        Command::Kafka(args) => command::kafka::run(args).await,
         Command::Backup(args) => backup::backup(args).await,
         Command::Restore(args) => backup::restore(args).await,
         Command::Resume(args) => backup::resume(args).await,

@@ -10,11 +10,13 @@
 //! | [`machine`] | the producer's states, without input or output, checked by a model |
 //! | [`producer`] | the transactional producer: both together |
 //! | [`partition`] | names of partitions and of members of groups |
+//! | [`admin`] | lag, open transactions, and the checks before the first record |
 //! | `consumer` | librdkafka's consumer behind a narrow seam; feature `consumer` |
 //! | `processor` | consume, handle, produce: offsets and output in one transaction; feature `consumer` |
 //! | `to_database` | records into a database, each once; feature `consumer` |
 //! | [`refusal`] | configuration that is refused before a connection is made |
 
+pub mod admin;
 #[cfg(feature = "consumer")]
 pub mod consumer;
 pub mod machine;

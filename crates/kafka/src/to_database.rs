@@ -27,6 +27,9 @@ use crate::wire::{Cluster, Connect, text};
 /// The header with a record's idempotency key. Without it the key is the record's place: topic id, partition and offset.
 pub const KEY_HEADER: &str = "hapax-idempotency-key";
 
+/// A known-bad variant, to see that the tests find it: begins at the broker's offsets, and compares neither position nor key.
+const TRUSTS_THE_BROKER: &str = "kafka-trusts-the-broker";
+
 /// What happens to a record whose handler fails at each attempt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Poison {
@@ -188,6 +191,7 @@ fn entry(record: &Record, partition: &LogPartition) -> Result<InboxEntry, String
             std::str::from_utf8(key).map_err(|_| format!("its header {KEY_HEADER} is not text"))?.to_owned()
         }
     };
+    let key = if hapax_core::mutant::is(TRUSTS_THE_BROKER) { fastrand::u128(..).to_string() } else { key };
     let key = IdempotencyKey::new(&key).map_err(|error| format!("its header {KEY_HEADER}: {error}"))?;
     let scope = Scope::new(format!("kafka/{}", partition.group)).map_err(|error| error.to_string())?;
     let hash = ring::digest::digest(&ring::digest::SHA256, record.value.as_deref().unwrap_or_default());

@@ -5,6 +5,8 @@ pub mod bench;
 pub mod copy;
 pub mod dead;
 pub mod doctor;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod ledger;
 pub mod message;
 pub mod migrate;

@@ -3,6 +3,7 @@
 //! A case is `shared`, and runs beside others on topics and with ids of its own, or it is `alone`, because it kills or pauses
 //! the broker. Without a broker all cases are skipped.
 
+mod admin;
 mod broker;
 mod consumers;
 mod delayed_commit;
@@ -55,6 +56,7 @@ fn main() {
         processor::cases(),
         producer::cases(),
         consumers::cases(),
+        admin::cases(),
         to_database::cases(),
         to_postgres::cases(),
     ];

@@ -1,0 +1,95 @@
+//! `hapax kafka` against a real broker: a hanging transaction is found, holds readers up, and is aborted; a configuration is
+//! checked.
+
+mod common;
+
+use std::time::Duration;
+
+use hapax_faults::KafkaServer;
+use hapax_kafka::partition::{GroupMetadata, TopicPartition};
+use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
+use hapax_kafka::wire::Connect;
+use kafka_protocol::messages::CreateTopicsRequest;
+use kafka_protocol::messages::create_topics_request::CreatableTopic;
+use kafka_protocol::protocol::StrBytes;
+use libtest_mimic::{Arguments, Trial};
+
+fn main() {
+    let installed = KafkaServer::jars();
+    if let Err(why) = &installed {
+        eprintln!("skipped: {why}");
+    }
+    let trial = Trial::test("transactions_lag_abort_and_check", || {
+        tokio::runtime::Runtime::new().unwrap().block_on(transactions_lag_abort_and_check());
+        Ok(())
+    });
+    let trial = trial.with_ignored_flag(installed.is_err());
+    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
+}
+
+async fn transactions_lag_abort_and_check() {
+    let broker = KafkaServer::start(&["transaction.max.timeout.ms=600000"]).unwrap();
+    let address = broker.address().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let run =
+        |args: &[&str]| common::run(&folder, &[&["kafka", "--brokers", address.as_str()], args].concat());
+    let mut config = ProducerConfig::new(Connect::plain([address.clone()]), "billing-1");
+    config.transaction_timeout = Duration::from_mins(9);
+    config.delivery_timeout = Duration::from_mins(2);
+    let mut producer = Producer::connect(config).await.unwrap();
+    let topic = CreatableTopic::default()
+        .with_name(StrBytes::from_static_str("bills").into())
+        .with_num_partitions(1)
+        .with_replication_factor(1);
+    let create = CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(60_000);
+    producer.cluster().call_any(&create, 5).await.unwrap();
+
+    // One transaction that commits with an offset, one that stays open.
+    let record = |value: &'static str| NewRecord::new("bills", "k", value);
+    producer.begin().unwrap();
+    producer.send(record("a")).await.unwrap();
+    let group = GroupMetadata::without_member("readers");
+    producer.offsets(group, [(TopicPartition::new("bills", 0), 0)]).unwrap();
+    producer.commit().await.unwrap();
+    producer.begin().unwrap();
+    producer.send(record("b")).await.unwrap();
+    producer.flush().await.unwrap();
+
+    let open = run(&["transactions", "--json"]).json();
+    assert_eq!(open.as_array().unwrap().len(), 1, "{open}");
+    let expected = serde_json::json!({ "id": "billing-1", "state": "Ongoing", "partitions": [["bills", 0]], "hangs": false });
+    let shown = serde_json::json!({ "id": open[0]["transactional_id"], "state": open[0]["state"],
+                                    "partitions": open[0]["partitions"], "hangs": open[0]["hangs"] });
+    assert_eq!(shown, expected);
+    // The record and the marker of the first transaction can be read, the record of the second one waits.
+    assert_eq!(run(&["lag", "readers"]).ok(), "bills\t0\t0\t3\t2\t1\n");
+
+    let used = run(&["check", "--topic", "bills", "--transactional-id", "billing-1"]);
+    assert!(used.stdout.contains("hapax kafka abort billing-1"), "{used:?}");
+    assert!(used.failed(1).contains("does not hold"));
+    assert!(run(&["abort", "billing-1", "--yes"]).ok().starts_with("aborted; producer "));
+    assert!(run(&["abort", "billing-1", "--yes"]).failed(1).contains("no open transaction"));
+    assert_eq!(
+        run(&["lag", "readers"]).ok(),
+        "bills\t0\t0\t4\t4\t0\n",
+        "the marker of the abort is there, too"
+    );
+    assert!(producer.commit().await.is_err(), "its producer is fenced");
+
+    // With one broker, too few copies are a warning.
+    let checked =
+        run(&["check", "--topic", "bills", "--transactional-id", "billing-1", "--group", "readers"]).ok();
+    assert!(checked.starts_with("warning\treplication factor\t1\t"), "{checked}");
+    let file = folder.path().join("kafka.toml");
+    let refused = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        run(&["check", "--config", file.to_str().unwrap()])
+    };
+    let max = refused("topics = [\"bills\"]\n[producer]\n\"transaction.timeout.ms\" = 600001");
+    assert!(max.stdout.contains("the maximum of broker 1 is 600000"), "{max:?}");
+    let missing = refused("topics = [\"bils\"]");
+    assert!(missing.stdout.starts_with("refused\ttopic\tbils\t"), "{missing:?}");
+    let both = refused("[producer]\nacks = 1\n[consumer]\n\"isolation.level\" = \"read_uncommitted\"");
+    assert_eq!(both.stdout.lines().count(), 2, "{both:?}");
+    both.failed(1);
+}

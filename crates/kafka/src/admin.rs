@@ -1,0 +1,415 @@
+//! Questions to a cluster: lag, open transactions and the way out of them, and the checks before the first record.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use kafka_protocol::error::{ParseResponseErrorCode as _, ResponseError};
+use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
+use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
+use kafka_protocol::messages::{
+    BrokerId, DescribeConfigsRequest, DescribeGroupsRequest, DescribeTransactionsRequest,
+    InitProducerIdRequest, ListOffsetsRequest, ListTransactionsRequest, MetadataRequest, MetadataResponse,
+    OffsetFetchRequest, ProducerId,
+};
+
+use crate::refusal::Refusal;
+use crate::wire::{Cluster, CoordinatorKind, WireError, text};
+
+/// Newest versions of the requests that are used.
+const METADATA_MAX: i16 = 12;
+const OFFSET_FETCH_MAX: i16 = 9;
+const LIST_OFFSETS_MAX: i16 = 7;
+const LIST_TRANSACTIONS_MAX: i16 = 1;
+const DESCRIBE_TRANSACTIONS_MAX: i16 = 0;
+const DESCRIBE_CONFIGS_MAX: i16 = 4;
+const DESCRIBE_GROUPS_MAX: i16 = 5;
+const INIT_PRODUCER_ID_MAX: i16 = 5;
+/// How long the broker may take to end a transaction that is aborted here.
+const ABORT_WAIT_MAX: Duration = Duration::from_mins(1);
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdminError {
+    /// No response.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The broker refused.
+    #[error("{what}: {error}")]
+    Refused {
+        /// What was asked for.
+        what: String,
+        /// The broker's code.
+        error: ResponseError,
+    },
+}
+
+fn refused(what: impl Into<String>) -> impl FnOnce(ResponseError) -> AdminError {
+    move |error| AdminError::Refused { what: what.into(), error }
+}
+
+/// How far a group is behind in a partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartitionLag {
+    /// The topic.
+    pub topic: String,
+    /// The partition's number.
+    pub partition: i32,
+    /// The next offset of the group.
+    pub committed: i64,
+    /// The end of what read_committed readers see: the start of the oldest open transaction, or the end of the log.
+    pub stable_end: i64,
+    /// The end of the log.
+    pub end: i64,
+}
+
+impl PartitionLag {
+    /// Offsets that the group can read and has not.
+    pub fn lag(&self) -> i64 {
+        (self.stable_end - self.committed).max(0)
+    }
+
+    /// Offsets that wait for the end of an open transaction.
+    pub fn blocked(&self) -> i64 {
+        (self.end - self.stable_end).max(0)
+    }
+}
+
+/// The lag of a group, in every partition with a committed offset.
+pub async fn lag(cluster: &Cluster, group: &str) -> Result<Vec<PartitionLag>, AdminError> {
+    let found = cluster.coordinator(CoordinatorKind::Group, group).await?;
+    let coordinator = found.map_err(refused(format!("the coordinator of group {group}")))?;
+    let asked = OffsetFetchRequestGroup::default().with_group_id(text(group).into()).with_topics(None);
+    let request = OffsetFetchRequest::default().with_groups(vec![asked]);
+    let (answer, _) = cluster.call_at(&coordinator, &request, OFFSET_FETCH_MAX).await?;
+    let mut lags = Vec::new();
+    for topic in answer.groups.iter().flat_map(|group| &group.topics) {
+        let name = topic.name.to_string();
+        let committed: BTreeMap<i32, i64> = topic
+            .partitions
+            .iter()
+            .filter(|part| part.committed_offset >= 0)
+            .map(|part| (part.partition_index, part.committed_offset))
+            .collect();
+        let partitions: Vec<i32> = committed.keys().copied().collect();
+        let ends = ends(cluster, &name, &partitions, 0).await?;
+        let stable = self::ends(cluster, &name, &partitions, 1).await?;
+        for (partition, committed) in committed {
+            let end = |ends: &HashMap<i32, i64>| ends.get(&partition).copied().unwrap_or(committed);
+            let (stable_end, end) = (end(&stable), end(&ends));
+            lags.push(PartitionLag { topic: name.clone(), partition, committed, stable_end, end });
+        }
+    }
+    Ok(lags)
+}
+
+/// The ends of partitions, for readers of this isolation: 0 reads everything, 1 committed records.
+async fn ends(
+    cluster: &Cluster,
+    topic: &str,
+    partitions: &[i32],
+    isolation: i8,
+) -> Result<HashMap<i32, i64>, AdminError> {
+    cluster.forget_topic(topic);
+    let leaders = cluster.leaders(topic).await?.map_err(refused(format!("topic {topic}")))?;
+    let mut by_node: BTreeMap<i32, Vec<ListOffsetsPartition>> = BTreeMap::new();
+    for &partition in partitions {
+        let leader = usize::try_from(partition).ok().and_then(|place| leaders.get(place));
+        if let Some(node) = leader.and_then(|leader| leader.node) {
+            // -1 is the end.
+            let asked = ListOffsetsPartition::default().with_partition_index(partition).with_timestamp(-1);
+            by_node.entry(node).or_default().push(asked);
+        }
+    }
+    let mut ends = HashMap::new();
+    for (node, asked) in by_node {
+        let Some(address) = cluster.broker(node) else { continue };
+        let topic = ListOffsetsTopic::default().with_name(text(topic).into()).with_partitions(asked);
+        let request = ListOffsetsRequest::default()
+            .with_replica_id(BrokerId(-1))
+            .with_isolation_level(isolation)
+            .with_topics(vec![topic]);
+        let (answer, _) = cluster.call_at(&address, &request, LIST_OFFSETS_MAX).await?;
+        for part in answer.topics.iter().flat_map(|topic| &topic.partitions) {
+            if part.error_code.err().is_none() {
+                ends.insert(part.partition_index, part.offset);
+            }
+        }
+    }
+    Ok(ends)
+}
+
+/// A transaction that has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenTransaction {
+    /// The producer's `transactional.id`.
+    pub transactional_id: String,
+    /// The state as the broker names it.
+    pub state: String,
+    /// The producer's id and epoch.
+    pub producer: (i64, i16),
+    /// Its start, in milliseconds since 1970.
+    pub started_ms: Option<i64>,
+    /// The broker aborts it after this time.
+    pub timeout_ms: i32,
+    /// Where read_committed readers wait for it: topic and partition.
+    pub partitions: Vec<(String, i32)>,
+}
+
+impl OpenTransaction {
+    /// Whether the broker should have aborted it.
+    pub fn hangs(&self, now_ms: i64) -> bool {
+        self.started_ms.is_some_and(|start| now_ms - start > i64::from(self.timeout_ms))
+    }
+}
+
+/// The transactions that have not ended, oldest first.
+pub async fn transactions(cluster: &Cluster) -> Result<Vec<OpenTransaction>, AdminError> {
+    let mut open = Vec::new();
+    for address in brokers(&metadata(cluster, &[]).await?).into_values() {
+        let states = ["Ongoing", "PrepareCommit", "PrepareAbort"].map(text);
+        let request =
+            ListTransactionsRequest::default().with_state_filters(states.into()).with_duration_filter(-1);
+        let (answer, _) = cluster.call_at(&address, &request, LIST_TRANSACTIONS_MAX).await?;
+        if let Some(error) = answer.error_code.err() {
+            return Err(refused("the list of transactions")(error));
+        }
+        let ids: Vec<_> = answer.transaction_states.into_iter().map(|state| state.transactional_id).collect();
+        if ids.is_empty() {
+            continue;
+        }
+        open.extend(describe(cluster, &address, ids).await?);
+    }
+    open.retain(is_open);
+    open.sort_by_key(|transaction| transaction.started_ms);
+    Ok(open)
+}
+
+fn is_open(transaction: &OpenTransaction) -> bool {
+    matches!(transaction.state.as_str(), "Ongoing" | "PrepareCommit" | "PrepareAbort")
+}
+
+async fn describe(
+    cluster: &Cluster,
+    address: &str,
+    ids: Vec<kafka_protocol::messages::TransactionalId>,
+) -> Result<Vec<OpenTransaction>, AdminError> {
+    let request = DescribeTransactionsRequest::default().with_transactional_ids(ids);
+    let (answer, _) = cluster.call_at(address, &request, DESCRIBE_TRANSACTIONS_MAX).await?;
+    let known = answer.transaction_states.into_iter().filter(|state| state.error_code.err().is_none());
+    let described = known.map(|state| OpenTransaction {
+        transactional_id: state.transactional_id.to_string(),
+        state: state.transaction_state.to_string(),
+        producer: (state.producer_id.0, state.producer_epoch),
+        started_ms: Some(state.transaction_start_time_ms).filter(|time| *time >= 0),
+        timeout_ms: state.transaction_timeout_ms,
+        partitions: state
+            .topics
+            .iter()
+            .flat_map(|topic| topic.partitions.iter().map(|part| (topic.topic.to_string(), *part)))
+            .collect(),
+    });
+    Ok(described.collect())
+}
+
+/// What is known of a `transactional.id`; `None`: nothing, or no transaction of it is open.
+pub async fn transaction(cluster: &Cluster, id: &str) -> Result<Option<OpenTransaction>, AdminError> {
+    let found = cluster.coordinator(CoordinatorKind::Transaction, id).await?;
+    let coordinator = found.map_err(refused(format!("the coordinator of {id}")))?;
+    let found = describe(cluster, &coordinator, vec![text(id).into()]).await?;
+    Ok(found.into_iter().find(is_open))
+}
+
+/// Aborts the open transaction of a `transactional.id`, and fences its producer: if it still runs, it ends with an error.
+/// `None`: no transaction is open, and nothing was done.
+pub async fn abort(cluster: &Cluster, id: &str) -> Result<Option<OpenTransaction>, AdminError> {
+    let Some(open) = transaction(cluster, id).await? else { return Ok(None) };
+    let request = InitProducerIdRequest::default()
+        .with_transactional_id(Some(text(id).into()))
+        .with_transaction_timeout_ms(open.timeout_ms)
+        .with_producer_id(ProducerId(-1))
+        .with_producer_epoch(-1);
+    let mut waited = Duration::ZERO;
+    loop {
+        let found = cluster.coordinator(CoordinatorKind::Transaction, id).await?;
+        let coordinator = found.map_err(refused(format!("the coordinator of {id}")))?;
+        let (answer, _) = cluster.call_at(&coordinator, &request, INIT_PRODUCER_ID_MAX).await?;
+        match answer.error_code.err() {
+            None => return Ok(Some(open)),
+            // The transaction is being aborted, or the coordinator has moved.
+            Some(error)
+                if (matches!(error, ResponseError::ConcurrentTransactions) || error.is_retriable())
+                    && waited < ABORT_WAIT_MAX =>
+            {
+                cluster.forget_coordinator(CoordinatorKind::Transaction, id);
+                let wait = Duration::from_millis(200);
+                tokio::time::sleep(wait).await;
+                waited += wait;
+            }
+            Some(error) => return Err(refused(format!("the abort of {id}"))(error)),
+        }
+    }
+}
+
+async fn metadata(cluster: &Cluster, topics: &[String]) -> Result<MetadataResponse, AdminError> {
+    let asked =
+        topics.iter().map(|topic| MetadataRequestTopic::default().with_name(Some(text(topic).into())));
+    let request =
+        MetadataRequest::default().with_topics(Some(asked.collect())).with_allow_auto_topic_creation(false);
+    Ok(cluster.call_any(&request, METADATA_MAX).await?.0)
+}
+
+/// Addresses by the brokers' ids.
+fn brokers(metadata: &MetadataResponse) -> BTreeMap<i32, String> {
+    let address = |broker: &kafka_protocol::messages::metadata_response::MetadataResponseBroker| {
+        (broker.node_id.0, format!("{}:{}", broker.host, broker.port))
+    };
+    metadata.brokers.iter().map(address).collect()
+}
+
+/// What a program wants of a cluster.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// The `transactional.id` that it will use.
+    pub transactional_id: Option<String>,
+    /// The `transaction.timeout.ms` that it will use.
+    pub transaction_timeout_ms: Option<u64>,
+    /// The topics that it reads and writes.
+    pub topics: Vec<String>,
+    /// The group that it will join.
+    pub group: Option<String>,
+}
+
+/// What was found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// The guarantee does not hold.
+    pub refused: Vec<Refusal>,
+    /// It holds, but less than it could.
+    pub warnings: Vec<Refusal>,
+}
+
+/// Copies of each record, and copies that have it before it is acknowledged: with fewer, the loss of one machine can lose
+/// records that were acknowledged.
+const REPLICATION_MIN: usize = 3;
+const IN_SYNC_MIN: u32 = 2;
+
+/// Compares a cluster with what a program wants of it, before the first record.
+pub async fn check(cluster: &Cluster, wanted: &Wanted) -> Result<Findings, AdminError> {
+    let mut found = Findings::default();
+    let level = cluster.versions().await?.feature("transaction.version");
+    if level < 2 {
+        let remedy = "a delayed commit could end the next transaction; it needs Kafka 4.0 or later, and there: \
+             kafka-features.sh --bootstrap-server HOST:PORT upgrade --feature transaction.version=2";
+        found.refused.push(Refusal::new("transaction.version", level.to_string(), remedy));
+    }
+    let described = metadata(cluster, &wanted.topics).await?;
+    let brokers = brokers(&described);
+    check_timeout(cluster, wanted, &brokers, &mut found).await?;
+    if let Some(id) = &wanted.transactional_id
+        && let Some(open) = transaction(cluster, id).await?
+    {
+        let (producer, epoch) = open.producer;
+        let remedy = format!(
+            "producer {producer} with epoch {epoch} has a transaction open under it: another instance uses this id, or one has \
+             died; give each instance its own id, wait {} ms, or run: hapax kafka abort {id}",
+            open.timeout_ms
+        );
+        found.refused.push(Refusal::new("transactional.id", id.as_str(), remedy));
+    }
+    let mut partitions = 0;
+    for topic in &described.topics {
+        let name = topic.name.as_ref().map(|name| name.to_string()).unwrap_or_default();
+        if let Some(error) = topic.error_code.err() {
+            found.refused.push(Refusal::new("topic", name, format!("{error}; create it first")));
+            continue;
+        }
+        partitions += topic.partitions.len();
+        let replication = topic.partitions.iter().map(|part| part.replica_nodes.len()).min().unwrap_or(0);
+        let in_sync = config(cluster, &brokers, 2, &name, "min.insync.replicas").await?;
+        let in_sync = in_sync.and_then(|value| value.parse::<u32>().ok()).unwrap_or(1);
+        let (key, value, least) = if replication < REPLICATION_MIN {
+            ("replication factor", replication.to_string(), REPLICATION_MIN.to_string())
+        } else if in_sync < IN_SYNC_MIN {
+            ("min.insync.replicas", in_sync.to_string(), IN_SYNC_MIN.to_string())
+        } else {
+            continue;
+        };
+        let remedy = format!(
+            "with one machine, acknowledged records of topic {name} can be lost; at least {least} is needed"
+        );
+        // With one broker there is nothing better.
+        let list = if brokers.len() == 1 { &mut found.warnings } else { &mut found.refused };
+        list.push(Refusal::new(key, value, remedy));
+    }
+    if let Some(group) = &wanted.group {
+        check_members(cluster, group, partitions, &mut found).await?;
+    }
+    Ok(found)
+}
+
+async fn check_timeout(
+    cluster: &Cluster,
+    wanted: &Wanted,
+    brokers: &BTreeMap<i32, String>,
+    found: &mut Findings,
+) -> Result<(), AdminError> {
+    let Some(timeout_ms) = wanted.transaction_timeout_ms else { return Ok(()) };
+    for node in brokers.keys() {
+        let max = config(cluster, brokers, 4, &node.to_string(), "transaction.max.timeout.ms").await?;
+        if let Some(max) = max.and_then(|value| value.parse::<u64>().ok())
+            && timeout_ms > max
+        {
+            let remedy = format!(
+                "the maximum of broker {node} is {max}; use at most that, or raise transaction.max.timeout.ms there"
+            );
+            found.refused.push(Refusal::new("transaction.timeout.ms", timeout_ms.to_string(), remedy));
+            break;
+        }
+    }
+    Ok(())
+}
+
+async fn check_members(
+    cluster: &Cluster,
+    group: &str,
+    partitions: usize,
+    found: &mut Findings,
+) -> Result<(), AdminError> {
+    let coordinator = cluster.coordinator(CoordinatorKind::Group, group).await?;
+    let coordinator = coordinator.map_err(refused(format!("the coordinator of group {group}")))?;
+    let request = DescribeGroupsRequest::default().with_groups(vec![text(group).into()]);
+    let (answer, _) = cluster.call_at(&coordinator, &request, DESCRIBE_GROUPS_MAX).await?;
+    let members = answer.groups.iter().map(|group| group.members.len()).sum::<usize>();
+    if members >= partitions && partitions > 0 {
+        let remedy = format!("there are {partitions} partitions: one more member would have none");
+        found.warnings.push(Refusal::new("members", members.to_string(), remedy));
+    }
+    Ok(())
+}
+
+/// A value of the configuration of a topic (2) or a broker (4).
+async fn config(
+    cluster: &Cluster,
+    brokers: &BTreeMap<i32, String>,
+    kind: i8,
+    name: &str,
+    key: &str,
+) -> Result<Option<String>, AdminError> {
+    let resource = DescribeConfigsResource::default()
+        .with_resource_type(kind)
+        .with_resource_name(text(name))
+        .with_configuration_keys(Some(vec![text(key)]));
+    let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
+    // Only a broker itself knows its configuration.
+    let own = name.parse().ok().and_then(|node: i32| brokers.get(&node)).filter(|_| kind == 4);
+    let (answer, _) = match own {
+        Some(address) => cluster.call_at(address, &request, DESCRIBE_CONFIGS_MAX).await?,
+        None => cluster.call_any(&request, DESCRIBE_CONFIGS_MAX).await?,
+    };
+    let mut configs = answer.results.iter().flat_map(|result| &result.configs);
+    let found = configs.find(|config| config.name.as_str() == key);
+    Ok(found.and_then(|config| config.value.as_ref()).map(|value| value.to_string()))
+}

@@ -1,0 +1,62 @@
+//! Questions to a cluster: lag, open transactions and their end, the checks before the first record.
+
+use std::time::Duration;
+
+use hapax_kafka::admin::{self, Wanted};
+use hapax_kafka::partition::{GroupMetadata, TopicPartition};
+use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
+use hapax_kafka::wire::Connect;
+
+use crate::broker::{Broker, PATIENCE};
+use crate::{Case, shared};
+
+pub fn cases() -> Vec<Case> {
+    vec![shared("an_open_transaction_is_found_and_aborted", an_open_transaction_is_found_and_aborted)]
+}
+
+fn an_open_transaction_is_found_and_aborted(broker: &Broker) {
+    let topic = "admin-open";
+    broker.create_topic(topic, 1);
+    let mut config = ProducerConfig::new(Connect::plain([broker.address().to_string()]), topic);
+    (config.transaction_timeout, config.delivery_timeout) = (Duration::from_mins(9), PATIENCE);
+    broker.block_on(async {
+        let mut producer = Producer::connect(config).await.unwrap();
+        let cluster = producer.cluster().clone();
+        let record =
+            |value: &'static str| NewRecord { partition: Some(0), ..NewRecord::new(topic, "k", value) };
+        producer.begin().unwrap();
+        producer.send(record("a")).await.unwrap();
+        let group = GroupMetadata::without_member(topic);
+        producer.offsets(group, [(TopicPartition::new(topic, 0), 0)]).unwrap();
+        producer.commit().await.unwrap();
+        producer.begin().unwrap();
+        producer.send(record("b")).await.unwrap();
+        producer.flush().await.unwrap();
+
+        let open = admin::transactions(&cluster).await.unwrap();
+        let ours = open.iter().find(|open| open.transactional_id == topic).expect("it is open");
+        assert_eq!((ours.state.as_str(), &ours.partitions), ("Ongoing", &vec![(topic.to_owned(), 0)]));
+        let start = ours.started_ms.unwrap();
+        assert!(!ours.hangs(start + 540_000) && ours.hangs(start + 540_001), "{ours:?}");
+        // The record and the marker of the first transaction can be read, the record of the second one waits.
+        let lag = admin::lag(&cluster, topic).await.unwrap();
+        assert_eq!((lag[0].lag(), lag[0].blocked()), (2, 1), "{lag:?}");
+
+        let wanted = Wanted {
+            transactional_id: Some(topic.to_owned()),
+            transaction_timeout_ms: Some(u64::from(u32::MAX)),
+            topics: vec![topic.to_owned(), "admin-missing".to_owned()],
+            group: Some(topic.to_owned()),
+        };
+        let found = admin::check(&cluster, &wanted).await.unwrap();
+        let keys: Vec<&str> = found.refused.iter().map(|refusal| refusal.key.as_str()).collect();
+        assert_eq!(keys, ["transaction.timeout.ms", "transactional.id", "topic"], "{found:?}");
+        assert_eq!(found.warnings[0].key, "replication factor", "with one broker");
+
+        assert!(admin::abort(&cluster, topic).await.unwrap().is_some());
+        assert!(admin::abort(&cluster, topic).await.unwrap().is_none(), "nothing is open");
+        let lag = admin::lag(&cluster, topic).await.unwrap();
+        assert_eq!((lag[0].lag(), lag[0].blocked()), (4, 0), "{lag:?}");
+        assert!(producer.commit().await.is_err(), "the producer is fenced");
+    });
+}
