@@ -1,7 +1,6 @@
 //! What this process has seen of one queue: counters since it started, and a window of the latest minutes for advice.
 
-use std::collections::HashMap;
-
+use foldhash::HashMap;
 use hapax_core::policy::tier::{CommonError, ObservedQueue};
 
 /// Length of the window that advice is about.
@@ -194,7 +193,7 @@ impl QueueFigures {
             replayed: self.figures.replayed,
             ..ObservedQueue::default()
         };
-        let (mut errors, mut groups) = (HashMap::<&str, u64>::new(), HashMap::<&str, u64>::new());
+        let (mut errors, mut groups) = (HashMap::<&str, u64>::default(), HashMap::<&str, u64>::default());
         for minute in recent() {
             seen.delivered += minute.delivered;
             seen.expired += minute.expired;

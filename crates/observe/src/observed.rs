@@ -1,7 +1,8 @@
 //! A store whose calls are observed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use hapax_core::store::SharedStore;
@@ -11,11 +12,11 @@ use hapax_core::{
     DocumentError, DocumentFilter, DocumentName, DocumentPage, Documents, EndClaim, EntryFilter, EntryId,
     EntryView, Examination, ExpectedRevision, Extend, GroupId, Json, Ledger, LedgerCapabilities, LedgerStats,
     Maintenance, MessageId, MessageView, NewMessage, Page, QueueAdmin, QueueConfig, QueueInfo, QueueName,
-    QueueStats, QueueStore, Receipt, Receive, RedriveRequest, RedriveTask, RemainingLease, Renew, Resolution,
+    QueueStats, QueueStore, Receive, RedriveRequest, RedriveTask, RemainingLease, Renew, Resolution,
     ResolveError, Revision, SendError, Sent, Settle, SettleError, Settled, StoreError, StoreStatus,
     TokenError, Transfer,
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 
 use crate::kept;
 use crate::observer::{ClaimSummary, HandOut, Observer, SettleSummary, UncertainRepeat};
@@ -57,6 +58,9 @@ pub struct ObservedStore {
     inner: SharedStore,
     observer: Arc<Observer>,
     last_write_ms: Arc<AtomicU64>,
+    is_write_planned: Arc<AtomicBool>,
+    /// One write at a time: the end of a process waits for the one under way.
+    writing: Arc<Mutex<()>>,
     tracer: Option<Arc<Tracer>>,
     shared: bool,
     lookups: Arc<Semaphore>,
@@ -74,6 +78,8 @@ impl ObservedStore {
             inner,
             observer,
             last_write_ms: Arc::default(),
+            is_write_planned: Arc::default(),
+            writing: Arc::default(),
             tracer: None,
             shared: true,
             lookups: Arc::new(Semaphore::new(LOOKUPS_MAX as usize)),
@@ -102,32 +108,44 @@ impl ObservedStore {
     /// Writes what is not written yet to the store's documents, once all causes are looked up.
     pub async fn write_history(&self) {
         let _all = self.lookups.acquire_many(LOOKUPS_MAX).await;
-        let mut parts = 0;
-        while self.observer.has_unwritten() && parts < PARTS_MAX {
-            kept::write(self.inner.as_ref(), &self.observer).await;
-            parts += 1;
-        }
+        write_parts(&self.inner, &self.observer, &self.writing).await;
     }
 
-    /// Writes in a task of its own, if it is time.
+    /// Writes in a task of its own, when it is time: also if no further call comes, since other processes tell of it too.
     fn write_soon(&self) {
-        let (now_ms, last_ms) = (self.observer.now_ms(), self.last_write_ms.load(Ordering::Relaxed));
-        if now_ms.saturating_sub(last_ms) < WRITE_INTERVAL_MS || !self.observer.has_unwritten() {
+        if self.is_write_planned.load(Ordering::Relaxed) || !self.observer.has_unwritten() {
             return;
         }
-        let taken =
-            self.last_write_ms.compare_exchange(last_ms, now_ms, Ordering::Relaxed, Ordering::Relaxed);
-        if taken.is_ok()
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            // A store that was dropped meanwhile is not kept open for it.
-            let (inner, observer) = (Arc::downgrade(&self.inner), self.observer.clone());
-            runtime.spawn(async move {
-                if let Some(inner) = inner.upgrade() {
-                    kept::write(inner.as_ref(), &observer).await;
-                }
-            });
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        if self.is_write_planned.swap(true, Ordering::Relaxed) {
+            return;
         }
+        let since_ms = self.observer.now_ms().saturating_sub(self.last_write_ms.load(Ordering::Relaxed));
+        let wait = Duration::from_millis(WRITE_INTERVAL_MS.saturating_sub(since_ms));
+        // A store that was dropped meanwhile is not kept open for it.
+        let (inner, observer) = (Arc::downgrade(&self.inner), self.observer.clone());
+        let (planned, last_write_ms) = (self.is_write_planned.clone(), self.last_write_ms.clone());
+        let writing = self.writing.clone();
+        runtime.spawn(async move {
+            if !wait.is_zero() {
+                tokio::time::sleep(wait).await;
+            }
+            // What happens from now on is for the next write.
+            last_write_ms.store(observer.now_ms(), Ordering::Relaxed);
+            planned.store(false, Ordering::Relaxed);
+            if let Some(inner) = inner.upgrade() {
+                write_parts(&inner, &observer, &writing).await;
+            }
+        });
+    }
+}
+
+async fn write_parts(inner: &SharedStore, observer: &Observer, writing: &Mutex<()>) {
+    let _alone = writing.lock().await;
+    let mut parts = 0;
+    while observer.has_unwritten() && parts < PARTS_MAX {
+        kept::write(inner.as_ref(), observer).await;
+        parts += 1;
     }
 }
 
@@ -173,21 +191,21 @@ impl ObservedStore {
         mut batch: Vec<NewMessage>,
     ) -> Batch<Sent, SendError> {
         let start_ns = now_ns();
-        let mut spans = Vec::with_capacity(batch.len());
-        for message in &mut batch {
-            let span = tracer.begin_send(&mut message.attributes);
-            if span.as_ref().is_some_and(|span| span.injected) && !self.has_room(queue, message).await {
+        // Of those that are sampled, with their places in the batch.
+        let mut spans = Vec::new();
+        for (at, message) in batch.iter_mut().enumerate() {
+            let Some(span) = tracer.begin_send(&mut message.attributes) else { continue };
+            if span.injected && !self.has_room(queue, message).await {
                 message.attributes.remove(TRACEPARENT);
             }
-            spans.push(span);
+            spans.push((at, span));
         }
         let sent = self.inner.send(queue, batch).await?;
-        for (span, answer) in spans.into_iter().zip(&sent) {
-            if let Some(span) = span {
-                let id = answer.as_ref().ok().map(|sent| sent.id.to_string());
-                let error = answer.as_ref().err().map(ToString::to_string);
-                tracer.finish(span.end(queue, start_ns, id, error));
-            }
+        for (at, span) in spans {
+            let Some(answer) = sent.get(at) else { break };
+            let id = answer.as_ref().ok().map(|sent| sent.id.to_string());
+            let error = answer.as_ref().err().map(ToString::to_string);
+            tracer.finish(span.end(queue, start_ns, id, error));
         }
         Ok(sent)
     }
@@ -205,9 +223,9 @@ impl ObservedStore {
     }
 
     /// The spans of these deliveries; `None` if nothing is traced. Asked before the call, which may end the deliveries.
-    fn begin_calls<'a>(&self, receipts: impl Iterator<Item = Option<&'a Receipt>>) -> Option<BegunCalls> {
+    fn begin_calls(&self, deliveries: impl Iterator<Item = u64>) -> Option<BegunCalls> {
         self.tracer.as_ref()?;
-        let contexts = receipts.flatten().map(|receipt| self.observer.trace_of(receipt)).collect();
+        let contexts = self.observer.traces_of(deliveries)?;
         Some((now_ns(), contexts))
     }
 
@@ -279,8 +297,8 @@ impl QueueStore for ObservedStore {
     }
 
     async fn settle(&self, queue: &QueueName, batch: Vec<Settle>) -> Batch<Settled, SettleError> {
-        let asked: Vec<SettleSummary> = batch.iter().map(Into::into).collect();
-        let begun = self.begin_calls(asked.iter().map(|one| Some(&one.receipt)));
+        let asked: Vec<_> = batch.iter().map(|settle| SettleSummary::new(&self.observer, settle)).collect();
+        let begun = self.begin_calls(asked.iter().map(|one| one.delivery));
         let answers = self.inner.settle(queue, batch).await?;
         self.end_calls(begun, "settle", answers.iter().map(|answer| (queue, settled_word(answer))));
         self.observer.settled(queue, &asked, &answers);
@@ -289,7 +307,8 @@ impl QueueStore for ObservedStore {
     }
 
     async fn extend(&self, queue: &QueueName, batch: Vec<Extend>) -> Batch<RemainingLease, SettleError> {
-        let asked: Vec<_> = batch.iter().map(|one| (one.receipt.clone(), one.lease_ms)).collect();
+        let asked: Vec<_> =
+            batch.iter().map(|one| (self.observer.hash(&one.receipt), one.lease_ms)).collect();
         let answers = self.inner.extend(queue, batch).await?;
         self.observer.extended(queue, &asked, &answers);
         Ok(answers)
@@ -416,9 +435,9 @@ impl Ledger for ObservedStore {
     }
 
     async fn claim(&self, batch: Vec<ClaimRequest>) -> Batch<Claim, ClaimError> {
-        let asked: Vec<ClaimSummary> = batch.iter().map(Into::into).collect();
-        let receipts = asked.iter().map(|one| one.delivery.as_ref().map(|(_, receipt)| receipt));
-        let begun = self.begin_calls(receipts);
+        let asked: Vec<_> = batch.iter().map(|claim| ClaimSummary::new(&self.observer, claim)).collect();
+        let deliveries = asked.iter().filter_map(|one| one.delivery.as_ref().map(|(_, hash)| *hash));
+        let begun = self.begin_calls(deliveries);
         let answers = self.inner.claim(batch).await?;
         if begun.is_some() {
             let queues = asked.iter().filter_map(|one| one.delivery.as_ref().map(|(queue, _)| queue));

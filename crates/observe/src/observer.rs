@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::BuildHasher as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use foldhash::fast::FixedState;
+use foldhash::fast::{FixedState, RandomState};
 use hapax_core::metrics::{Metrics as _, Sample};
 use hapax_core::policy::tier::{ObservedQueue, POISON_DELIVERIES};
 use hapax_core::store::FailedAttempt;
@@ -69,18 +69,18 @@ struct Given {
 
 #[derive(Default)]
 struct State {
-    queues: HashMap<QueueName, QueueFigures>,
+    queues: HashMap<QueueName, QueueFigures, RandomState>,
     /// Deliveries by the hash of their receipt.
     given: HashMap<u64, Given, FixedState>,
     given_order: VecDeque<u64>,
     /// The latest delivery of each message.
     latest: HashMap<u128, u64, FixedState>,
-    lives: HashMap<Subject, Life>,
+    lives: HashMap<Subject, Life, RandomState>,
     lives_order: VecDeque<Subject>,
     /// Events since all of them were last counted.
     uncounted: usize,
     /// Lives that changed since they were last written to the store.
-    unwritten: HashSet<Subject>,
+    unwritten: HashSet<Subject, RandomState>,
     acked: u64,
     history: HistoryFigures,
 }
@@ -113,7 +113,8 @@ impl Observer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hash(&self, receipt: &Receipt) -> u64 {
+    /// What a delivery is found by here.
+    pub(crate) fn hash(&self, receipt: &Receipt) -> u64 {
         self.hasher.hash_one(receipt)
     }
 
@@ -194,9 +195,23 @@ impl Observer {
         self.state().history.not_written += lives as u64;
     }
 
-    /// The context of a delivery's span, if it is traced and out.
-    pub(crate) fn trace_of(&self, receipt: &Receipt) -> Option<SpanContext> {
-        self.state().given.get(&self.hash(receipt))?.trace.filter(|trace| trace.sampled)
+    /// The contexts of the spans of these deliveries, each if it is traced and out; `None` if none is, as most often.
+    pub(crate) fn traces_of(&self, hashes: impl Iterator<Item = u64>) -> Option<Vec<Option<SpanContext>>> {
+        let state = self.state();
+        let (mut contexts, mut untraced) = (Vec::new(), 0);
+        for hash in hashes {
+            let given = state.given.get(&hash);
+            match given.and_then(|given| given.trace).filter(|trace| trace.sampled) {
+                None if contexts.is_empty() => untraced += 1,
+                context => {
+                    if contexts.is_empty() {
+                        contexts.resize(untraced, None);
+                    }
+                    contexts.push(context);
+                }
+            }
+        }
+        (!contexts.is_empty()).then_some(contexts)
     }
 
     pub(crate) fn has_unwritten(&self) -> bool {
@@ -270,7 +285,7 @@ impl Observer {
     ) {
         let (mut state, now_ms) = (self.state(), self.now_ms());
         for (asked, answer) in asked.iter().zip(answers) {
-            let hash = self.hash(&asked.receipt);
+            let hash = asked.delivery;
             match answer {
                 Ok(settled) => state.settled(queue, now_ms, hash, asked, *settled),
                 Err(SettleError::Claim(_)) => {
@@ -286,14 +301,13 @@ impl Observer {
     pub(crate) fn extended(
         &self,
         queue: &QueueName,
-        asked: &[(Receipt, u64)],
+        asked: &[(u64, u64)],
         answers: &[Result<RemainingLease, SettleError>],
     ) {
         let (mut state, now_ms) = (self.state(), self.now_ms());
-        for ((receipt, lease_ms), answer) in asked.iter().zip(answers) {
-            let hash = self.hash(receipt);
+        for (&(hash, lease_ms), answer) in asked.iter().zip(answers) {
             match (answer, state.given.get_mut(&hash)) {
-                (Ok(_), Some(given)) if *lease_ms > 0 => {
+                (Ok(_), Some(given)) if lease_ms > 0 => {
                     given.until_ms = now_ms + lease_ms;
                     if let Some(consumer) = given.consumer.clone() {
                         state.queue(queue).heard(now_ms, &consumer);
@@ -312,8 +326,8 @@ impl Observer {
     pub(crate) fn claimed(&self, asked: &[ClaimSummary], answers: &[Result<Claim, ClaimError>]) {
         let (mut state, now_ms) = (self.state(), self.now_ms());
         for (asked, answer) in asked.iter().zip(answers) {
-            let of_message = asked.delivery.as_ref().and_then(|(queue, receipt)| {
-                let id = state.given.get(&self.hash(receipt))?.id;
+            let of_message = asked.delivery.as_ref().and_then(|(queue, hash)| {
+                let id = state.given.get(hash)?.id;
                 Some((Subject::Message(id), Some(queue)))
             });
             if let Some((queue, _)) = &asked.delivery {
@@ -381,7 +395,8 @@ pub(crate) struct UncertainRepeat {
 
 /// What is needed of a settle after it was passed on.
 pub(crate) struct SettleSummary {
-    pub receipt: Receipt,
+    /// The hash of its receipt.
+    pub delivery: u64,
     settlement: SettlementKind,
     completes: bool,
 }
@@ -392,8 +407,8 @@ enum SettlementKind {
     Deferred,
 }
 
-impl From<&Settle> for SettleSummary {
-    fn from(settle: &Settle) -> Self {
+impl SettleSummary {
+    pub fn new(observer: &Observer, settle: &Settle) -> Self {
         let settlement = match &settle.settlement {
             Settlement::Ack => SettlementKind::Ack,
             Settlement::Retry { error, .. } => SettlementKind::Failed(error.as_deref().map(shortened)),
@@ -404,19 +419,22 @@ impl From<&Settle> for SettleSummary {
         };
         let completes =
             settle.claim.as_ref().is_some_and(|claim| matches!(claim.ending, ClaimEnding::Complete { .. }));
-        Self { receipt: settle.receipt.clone(), settlement, completes }
+        Self { delivery: observer.hash(&settle.receipt), settlement, completes }
     }
 }
 
 /// What is needed of a claim after it was passed on.
 pub(crate) struct ClaimSummary {
     id: hapax_core::EntryId,
-    pub delivery: Option<(QueueName, Receipt)>,
+    /// Queue and hash of the receipt of the delivery that it is for.
+    pub delivery: Option<(QueueName, u64)>,
 }
 
-impl From<&ClaimRequest> for ClaimSummary {
-    fn from(request: &ClaimRequest) -> Self {
-        Self { id: request.id.clone(), delivery: request.delivery.clone() }
+impl ClaimSummary {
+    pub fn new(observer: &Observer, request: &ClaimRequest) -> Self {
+        let delivery = request.delivery.as_ref();
+        let delivery = delivery.map(|(queue, receipt)| (queue.clone(), observer.hash(receipt)));
+        Self { id: request.id.clone(), delivery }
     }
 }
 
@@ -634,7 +652,11 @@ impl State {
         asked: &SettleSummary,
         settled: Settled,
     ) {
-        let Some(given) = self.given.get(&hash).cloned() else {
+        let given = match settled {
+            Settled::Acked => self.given.remove(&hash),
+            _ => self.given.get(&hash).cloned(),
+        };
+        let Some(given) = given else {
             // Another process made the delivery.
             return self.settled_elsewhere(queue, now_ms, asked, settled);
         };
@@ -668,7 +690,6 @@ impl State {
                     );
                 }
                 self.latest.remove(&given.id.0);
-                self.given.remove(&hash);
             }
             Settled::Returned { after_ms } => {
                 let event = match asked.settlement {
