@@ -53,17 +53,17 @@ local function write_entry(entry, scope, before, e)
   local member, after = member_of(entry), indexed(e)
   if e then redis.call('SET', entry, cmsgpack.pack(e)) else redis.call('DEL', entry) end
   if after.fence and after.fence ~= before.fence then
-    redis.call('ZADD', ENTRIES, after.fence, member)
+    redis.call('ZADD', ENTRIES, string.format('%d', after.fence), member)
   elseif not after.fence and before.fence then
     redis.call('ZREM', ENTRIES, member)
   end
   if after.open and after.fence ~= before.fence then
-    redis.call('ZADD', OPEN, after.fence, member)
+    redis.call('ZADD', OPEN, string.format('%d', after.fence), member)
   elseif before.open and not after.open then
     redis.call('ZREM', OPEN, member)
   end
   if after.due then
-    redis.call('ZADD', ENTRIES_DUE, after.due, member)
+    redis.call('ZADD', ENTRIES_DUE, string.format('%d', after.due), member)
   elseif before.due then
     redis.call('ZREM', ENTRIES_DUE, member)
   end

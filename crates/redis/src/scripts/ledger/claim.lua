@@ -10,8 +10,9 @@ local e, before, pruned = load_entry(entry)
 -- The entry is kept as long as the message lives.
 local function link()
   local raw = redis.call('HGET', KEYS[9], ARGV[12])
-  local m = raw and cmsgpack.unpack(raw)
-  if not m or m[@MESSAGE_ID@] ~= ARGV[13] then return end
+  -- What cannot be read is told by the queue.
+  local fine, m = pcall(cmsgpack.unpack, raw or '')
+  if not fine or type(m) ~= 'table' or m[@MESSAGE_ID@] ~= ARGV[13] then return end
   local need = queue .. ' ' .. member_of(entry)
   for _, known in ipairs(m[@MESSAGE_NEEDS@]) do
     if known == need then return end

@@ -97,6 +97,45 @@ local function prefetch(sequences)
   for at, s in ipairs(sequences) do packed[s] = raws[at] end
 end
 
+local function write_message(s, m)
+  local raw = cmsgpack.pack(m)
+  packed[s] = raw
+  later('HSET', M, s, raw)
+end
+
+-- Parks a message that cannot be read as damaged. Its place in the indexes says how it was counted, and its body is as it was;
+-- its group, key and history are lost, so that it is not released.
+local function set_aside(s, raw)
+  local is_due, is_retained, state = call('ZSCORE', DUE, s), call('ZSCORE', RETAIN, s), IS_PARKED
+  if is_due then
+    state = is_retained and IS_HIDDEN or IN_FLIGHT
+  elseif is_retained then
+    state = IS_READY
+  end
+  bump(N.ready + state, -1)
+  bump(N.parked, 1)
+  bump(N.damaged, 1)
+  later('ZREM', DUE, s)
+  later('ZREM', RETAIN, s)
+  if not C[S.fifo] then later('ZREM', READY, s) end
+  -- The id may be readable. Otherwise it gets one, by which it can be discarded.
+  local digits = string.rep('%x', 4)
+  local id = string.match(raw, string.rep(digits, 2) .. string.rep('%-' .. digits, 4) .. string.rep(digits, 2))
+  if not id or call('HGET', IDS, id) ~= s then
+    id = string.format('00000000-0000-0000-0000-%012x', tonumber(s))
+    later('HSET', IDS, id, s)
+  end
+  local sent, bytes = tonumber(call('ZSCORE', SENT, s) or now), math.max(call('HSTRLEN', B, s) - 4, 0)
+  local problem = 'message ' .. s .. ' of queue ' .. C[S.name] .. ' cannot be read'
+  local m = {
+    id, IS_PARKED, 0, state == IN_FLIGHT and 1 or 0, 0, sent, sent, 0, 0, 0,
+    '', 0, false, 0, 'damaged', problem, {}, false,
+    0, 0, bytes, 0, '', id, 'm', {}, {}, 0,
+  }
+  write_message(s, m)
+  return m
+end
+
 local function load(s)
   local raw = packed[s]
   if raw == nil then
@@ -105,10 +144,8 @@ local function load(s)
   end
   if not raw then return nil end
   local fine, m = pcall(cmsgpack.unpack, raw)
-  if not fine or type(m) ~= 'table' or #m ~= FIELDS then
-    return error({ err = 'HAPAXDAMAGED message ' .. s .. ' of queue ' .. C[S.name] .. ' cannot be read' })
-  end
-  return m
+  if fine and type(m) == 'table' and #m == FIELDS then return m end
+  return set_aside(s, raw)
 end
 
 -- The bounds of a group's members in a set that is ordered by text. A group has no spaces.
@@ -143,12 +180,6 @@ local function leave(s, m)
   if state == IS_READY or state == IS_HIDDEN then later('ZREM', RETAIN, s) end
   if state == IN_FLIGHT then count_flight(m, -1) end
   touch(m)
-end
-
-local function write_message(s, m)
-  local raw = cmsgpack.pack(m)
-  packed[s] = raw
-  later('HSET', M, s, raw)
 end
 
 -- Brings a message that has left into a state, and writes it.
@@ -224,29 +255,6 @@ local function decided(m)
   decisions = decisions + 1
 end
 
--- The heads of the groups that were changed: a group is ready if its first message is, and it is not halted.
-local function refresh_groups()
-  for group in pairs(touched) do
-    local from, to = group_range(group)
-    local head = redis.call('ZRANGEBYLEX', GROUPS, from, to, 'LIMIT', 0, 1)[1]
-    local m, s
-    if head then
-      s = string.sub(head, #group + 2)
-      m = load(s)
-    else
-      redis.call('HDEL', SIDE, 't:' .. group, 'h:' .. group)
-    end
-    if m and m[F.state] == IS_READY and not is_halted(group) then
-      local turn = tonumber(redis.call('HGET', SIDE, 't:' .. group) or 0)
-      call('ZADD', READY, math.max(turn, tonumber(s)), group)
-      is_woken = true
-    else
-      call('ZREM', READY, group)
-    end
-  end
-  touched = {}
-end
-
 -- What was kept in a group has its whole retention again when the group is not halted any more.
 local function unhalt(id)
   local group = redis.call('HGET', SIDE, 'u:' .. id)
@@ -289,6 +297,43 @@ local function halt(s, m)
   put_back_later(s, m)
   touch(m)
   return true
+end
+
+-- A damaged message does not know its group: it leaves the order of the group in which it is found, which is halted for it
+-- where the queue says so. `received` says that it was in flight.
+local function leave_group(s, m, group)
+  redis.call('ZREM', GROUPS, group .. ' ' .. s)
+  if not m then return end
+  m[F.group] = group
+  if m[F.received] > 0 then count_flight(m, -1) end
+  m[F.received] = 0
+  write_message(s, m)
+  touched[group] = true
+  halt(s, m)
+end
+
+-- The heads of the groups that were changed: a group is ready if its first message is, and it is not halted.
+local function refresh_groups()
+  for group in pairs(touched) do
+    local from, to = group_range(group)
+    local m, s, is_strange
+    repeat
+      local head = redis.call('ZRANGEBYLEX', GROUPS, from, to, 'LIMIT', 0, 1)[1]
+      s = head and string.sub(head, #group + 2)
+      m = s and load(s)
+      is_strange = s and not (m and m[F.group] == group)
+      if is_strange then leave_group(s, m, group) end
+    until not is_strange
+    if not s then redis.call('HDEL', SIDE, 't:' .. group, 'h:' .. group) end
+    if m and m[F.state] == IS_READY and not is_halted(group) then
+      local turn = tonumber(redis.call('HGET', SIDE, 't:' .. group) or 0)
+      call('ZADD', READY, math.max(turn, tonumber(s)), group)
+      is_woken = true
+    else
+      call('ZREM', READY, group)
+    end
+  end
+  touched = {}
 end
 
 local function remember(m, cause, problem)
@@ -392,7 +437,9 @@ local function drop_old(bound, asks)
   local dropped = 0
   for _, s in ipairs(old) do
     local m = load(s)
-    if m[F.retained] >= limit then
+    if m[F.state] == IS_PARKED then
+      -- It was found to be damaged.
+    elseif m[F.retained] >= limit then
       later('ZADD', RETAIN, m[F.retained], s)
     elseif m[F.group] ~= '' and is_halted(m[F.group]) then
       -- It is looked at again after a whole retention.
@@ -441,7 +488,7 @@ local function tick(bound, asks)
   end
   local tried = redis.call('ZRANGEBYSCORE', TRIES_AT, '-inf', now - @ATTEMPT_ID_MS@, 'LIMIT', 0, bound)
   for _, attempt in ipairs(tried) do
-    redis.call('HDEL', SIDE, 'a:' .. attempt)
+    redis.call('HDEL', SIDE, attempt)
     redis.call('ZREM', TRIES_AT, attempt)
   end
   refresh_groups()

@@ -7,6 +7,13 @@
 if closed and string.sub(closed, 1, 5) ~= 'from ' then return answer('closed', closed) end
 local answers, refused = {}, {}
 
+-- What was imported is remembered, so that a repeated import does not add it again: as long as the queue is closed for the
+-- copy, and for the time that what was imported is kept while it is open.
+local function remember_import(id)
+  redis.call('HSET', SIDE, 'i:' .. id, '')
+  redis.call('ZADD', TRIES_AT, now + @IMPORTED_MS_MIN@ - @ATTEMPT_ID_MS@, 'i:' .. id)
+end
+
 local function import_message(id, fields, body, own)
   if redis.call('HEXISTS', SIDE, 'i:' .. id) == 1 or call('HEXISTS', IDS, id) == 1 then return 'there', 0 end
   local m = cjson.decode(fields)
@@ -37,7 +44,7 @@ local function import_message(id, fields, body, own)
     redis.call('ZADD', HALTED, 0, m[F.group] .. ' ' .. id)
     touch(m)
   end
-  redis.call('HSET', SIDE, 'i:' .. id, '')
+  remember_import(id)
   return 'added', tonumber(s)
 end
 
@@ -60,7 +67,8 @@ for at = 6, #ARGV, 5 do
   elseif redis.call('HEXISTS', SIDE, 'i:' .. name) == 0 then
     status, number = 'added', next_seq()
     if kind == 'halt' then
-      redis.call('HSET', SIDE, 'i:' .. name, '', 'u:' .. ARGV[at + 3], ARGV[at + 2])
+      remember_import(name)
+      redis.call('HSET', SIDE, 'u:' .. ARGV[at + 3], ARGV[at + 2])
       redis.call('ZADD', HALTED, 0, ARGV[at + 2] .. ' ' .. ARGV[at + 3])
       touched[ARGV[at + 2]] = true
     end

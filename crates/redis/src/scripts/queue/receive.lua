@@ -89,7 +89,7 @@ end
 
 local function take_standard()
   local found = call('ZRANGE', READY, 0, counts[N.noisy] > 0 and 999 or max - 1, 'WITHSCORES')
-  local rows, late, priority = {}, {}, nil
+  local rows, late, priority, died = {}, {}, nil, false
   local function close()
     for _, row in ipairs(late) do rows[#rows + 1] = row end
     late = {}
@@ -102,10 +102,16 @@ local function take_standard()
     local m = load(s)
     if this ~= priority then close() end
     priority = this
-    if looks and is_noisy(m) then late[#late + 1] = { s, m } else rows[#rows + 1] = { s, m } end
+    if m[F.state] ~= IS_READY then
+      -- It was found to be damaged; another one takes its place.
+      died = true
+    elseif looks and is_noisy(m) then
+      late[#late + 1] = { s, m }
+    else
+      rows[#rows + 1] = { s, m }
+    end
   end
   close()
-  local died = false
   for _, row in ipairs(rows) do
     if full then break end
     if is_spent(row[1], row[2]) then died = true else deliver(row[1], row[2]) end
@@ -120,8 +126,13 @@ local function take_group(group)
     if full then break end
     local s = string.sub(member, #group + 2)
     local m = load(s)
-    if m[F.state] ~= IS_READY then break end
-    if is_spent(s, m) then
+    if m[F.group] ~= group then
+      leave_group(s, m, group)
+      died = true
+      if C[S.halts] then break end
+    elseif m[F.state] ~= IS_READY then
+      break
+    elseif is_spent(s, m) then
       died = true
       if C[S.halts] then break end
     else
@@ -152,7 +163,7 @@ if attempt ~= '' and #got > 0 then
   local tried = { now }
   for at, s in ipairs(sequences) do tried[#tried + 1] = { s, fences[at] } end
   redis.call('HSET', SIDE, 'a:' .. attempt, cmsgpack.pack(tried))
-  redis.call('ZADD', TRIES_AT, now, attempt)
+  redis.call('ZADD', TRIES_AT, now, 'a:' .. attempt)
 end
 if lease == 0 then tick(100) end
 return ended('done')
