@@ -2,10 +2,11 @@
 //!
 //! This binary is also that process: it copies a topic to another one when its environment says so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use hapax_faults::{Action, Match};
 use hapax_kafka::consumer::{ConsumerConfig, Record};
 use hapax_kafka::processor::{Handler, KafkaClient, Processor, ProcessorConfig, ProcessorError};
@@ -44,11 +45,11 @@ pub fn run_child() {
         let client = client(address, topic, Duration::from_mins(1)).await;
         let config = ProcessorConfig {
             batch_records_max: 20,
-            batch_time_max: Duration::from_millis(20),
+            batch_time_max: Duration::from_millis(500),
             attempts_max: 1_000,
             ..ProcessorConfig::default()
         };
-        let copier = Copier { output: format!("{topic}-out"), fails: Fails::Sometimes };
+        let copier = Copier::new(topic, Fails::Once);
         Processor::new(config, client, copier).run(std::future::pending()).await
     });
     panic!("the processor ended: {ended:?}");
@@ -58,6 +59,8 @@ async fn client(address: &str, topic: &str, transaction_timeout: Duration) -> Ka
     let mut producer = ProducerConfig::new(Connect::plain([address]), topic);
     producer.delivery_timeout = PATIENCE;
     producer.transaction_timeout = transaction_timeout;
+    // Outputs are sent every few records, so that a batch that is aborted has left some of them in the log.
+    producer.buffer_bytes_max = 100;
     if transaction_timeout < Duration::from_mins(1) {
         producer.connect.request_timeout = Duration::from_secs(2);
     }
@@ -71,8 +74,8 @@ async fn client(address: &str, topic: &str, transaction_timeout: Duration) -> Ka
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fails {
     Never,
-    /// About one record in fifty: its batch is aborted.
-    Sometimes,
+    /// One record in forty, once in a process: its batch is aborted.
+    Once,
     /// The record with this value.
     At(&'static str),
 }
@@ -80,6 +83,17 @@ enum Fails {
 struct Copier {
     output: String,
     fails: Fails,
+    failed: HashSet<Bytes>,
+}
+
+impl Copier {
+    fn new(topic: &str, fails: Fails) -> Self {
+        Self { output: format!("{topic}-out"), fails, failed: HashSet::new() }
+    }
+}
+
+fn number(value: &[u8]) -> usize {
+    String::from_utf8_lossy(value).parse().unwrap()
 }
 
 impl Handler for Copier {
@@ -93,7 +107,9 @@ impl Handler for Copier {
             ..NewRecord::default()
         });
         match self.fails {
-            Fails::Sometimes if fastrand::u8(0..50) == 0 => Err("by chance".to_owned()),
+            Fails::Once if number(&value) % 40 == 39 && self.failed.insert(value.clone()) => {
+                Err("once".to_owned())
+            }
             Fails::At(bad) if value == bad => Err("a bad record".to_owned()),
             _ => Ok(()),
         }
@@ -160,7 +176,7 @@ impl Reader {
             assert!(start.elapsed() < PATIENCE, "{} of {count} outputs were read", self.count());
             assert!(child.try_wait().unwrap().is_none(), "the processor ended by itself");
             if let Some(Ok(record)) = self.consumer.poll(Duration::from_millis(100)) {
-                let value = String::from_utf8_lossy(record.payload().unwrap()).parse().unwrap();
+                let value = number(record.payload().unwrap());
                 self.seen.entry(record.partition()).or_default().push(value);
             }
         }
@@ -260,7 +276,7 @@ fn settles_an_unanswered_commit(broker: &Broker) {
             }
             lost.remove();
         });
-        let copier = Copier { output: output.clone(), fails: Fails::Never };
+        let copier = Copier::new(topic, Fails::Never);
         let totals = process(broker, client, ProcessorConfig::default(), copier, 6).unwrap();
         assert!(totals.settled >= 1, "{totals:?}");
     });
@@ -280,7 +296,7 @@ fn dead_letters(broker: &Broker) {
         dead_letters: Some(letters.to_owned()),
         ..ProcessorConfig::default()
     };
-    let copier = Copier { output: output.clone(), fails: Fails::At("4") };
+    let copier = Copier::new(topic, Fails::At("4"));
     let totals = process(broker, client, config, copier, 8).unwrap();
     assert_eq!((totals.dead, totals.records), (1, 9), "{totals:?}");
     assert!(totals.aborts >= 2, "{totals:?}");
@@ -292,10 +308,9 @@ fn dead_letters(broker: &Broker) {
 fn ends_at_a_bad_record(broker: &Broker) {
     let topic = "processor-bad";
     fill(broker, topic, 3);
-    let output = format!("{topic}-out");
     let client = broker.block_on(client(&broker.address().to_string(), topic, Duration::from_mins(1)));
     let config = ProcessorConfig { attempts_max: 2, ..ProcessorConfig::default() };
-    let copier = Copier { output: output.clone(), fails: Fails::At("1") };
+    let copier = Copier::new(topic, Fails::At("1"));
     let error = process(broker, client, config, copier, usize::MAX).unwrap_err();
     assert_eq!(error.to_string(), format!("{topic}/1 at offset 0 failed 2 times: a bad record"));
 }
