@@ -16,6 +16,7 @@ use tempfile::tempdir;
 
 on_postgres![
     two_servers_serve_the_same_queues,
+    two_servers_tell_one_story,
     a_killed_server_loses_nothing,
     a_restart_of_the_database_loses_nothing_that_was_accepted,
     two_proxies_with_one_ledger_execute_once,
@@ -70,6 +71,11 @@ fn two_servers_serve_the_same_queues(postgres: &'static PostgresServer) {
     assert_eq!(bodies(&poll.json()), ["c"]);
     one.signal(Signal::TERM);
     assert_eq!(one.wait().code(), Some(0), "a shutdown in good order");
+}
+
+fn two_servers_tell_one_story(postgres: &'static PostgresServer) {
+    let (url, _) = database(postgres);
+    common::told::servers_tell_one_story(|| serve(&url));
 }
 
 fn a_killed_server_loses_nothing(postgres: &'static PostgresServer) {

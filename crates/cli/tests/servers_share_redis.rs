@@ -25,6 +25,7 @@ const TESTS: &[Test] = &[
     ("two_proxies_with_one_ledger_execute_once_and_outlive_redis", two_proxies),
     ("doctor_says_what_redis_cannot_keep", doctor),
     ("two_servers_serve_the_same_queues_and_outlive_redis", two_servers),
+    ("two_servers_tell_one_story", one_story),
     ("a_settle_ends_its_claim_on_a_cluster", worker_on_cluster),
     ("a_store_is_copied_to_redis_and_back", copied),
     ("tls_and_passwords_are_used_and_never_printed", tls),
@@ -140,6 +141,12 @@ fn two_servers() {
     let refused =
         run(&folder, &["serve", "--listen", "127.0.0.1:0", "--store", &url, "--store-messages-max", "7"]);
     assert!(refused.stderr.contains("store.embedded.messages_max: only the embedded store"), "{refused:?}");
+}
+
+fn one_story() {
+    let redis = RedisServer::start(DURABLE).unwrap();
+    let url = format!("redis://{}", redis.address());
+    common::told::servers_tell_one_story(|| Server::start_in(tempdir().unwrap(), &["--store", &url]));
 }
 
 fn worker_on_cluster() {

@@ -9,6 +9,7 @@ pub mod postgres;
 pub mod preload;
 pub mod proxied;
 pub mod relay;
+pub mod told;
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
