@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use hapax::core::ledger::TTL_MS_DEFAULT;
 use hapax::core::{
-    AdminError, EntryFilter, EntryId, EntryState, EntryView, Json, MessageState, MessageView,
-    RecordedOutcome, ResolveError, Scope,
+    AdminError, EntryFilter, EntryState, EntryView, Json, MessageState, MessageView, RecordedOutcome,
+    ResolveError, Scope,
 };
 use hapax::{Browse, Hapax, OnDoubt, QueueConfig, QueueName, RedriveFilter, RedriveRequest, Resolution};
 
@@ -63,15 +63,6 @@ async fn release_rejected(
     let parked = hapax.store().browse(&queue, parked).await?.items;
     if parked.is_empty() {
         return Ok(0);
-    }
-    for message in &parked {
-        // On Redis the key keeps the failure after a release, and would be answered with it.
-        if let Some(key) = payment_of(message).and_then(|id| id.parse().ok()) {
-            match hapax.ledger().forget(&EntryId::of_queue(&queue, key), BY).await {
-                Ok(()) | Err(ResolveError::NotFound(_)) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
     }
     let ids = parked.iter().map(|message| message.id).collect();
     let count = hapax.store().release(&queue, ids).await?;
