@@ -13,8 +13,8 @@ use serde_json::Value;
 /// Runs a program with the library; its disk does what the mode says, and its clock is some seconds ahead.
 fn run_with(library: &Path, folder: &Path, mode: u8, ahead_s: i64, shell: &str) -> (bool, String) {
     let control = folder.join("control");
-    let ahead_ms = ahead_s * 1_000;
-    fs::write(&control, [&[mode, 0, 0, 0, 0, 0, 0, 0][..], &ahead_ms.to_le_bytes()].concat()).unwrap();
+    let shift = ahead_s * 1_000;
+    fs::write(&control, [&[mode, 0, 0, 0, 0, 0, 0, 0][..], &shift.to_le_bytes()].concat()).unwrap();
     let mut command = Command::new("sh");
     command.args(["-c", shell]).current_dir(folder);
     command.env("LD_PRELOAD", library).env("VERIFY_FAULTS_CONTROL", &control);

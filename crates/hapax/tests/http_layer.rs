@@ -65,7 +65,7 @@ async fn requests_are_in_the_traces_of_their_callers() {
     assert_eq!(seen.trace, first.trace);
     let attribute = |span: &Span, name: &str| {
         let found = span.attributes.iter().find(|(known, _)| *known == name);
-        found.map(|(_, value)| value.clone()).unwrap_or_else(|| panic!("no {name} in {span:?}"))
+        found.map_or_else(|| panic!("no {name} in {span:?}"), |(_, value)| value.clone())
     };
     assert_eq!(attribute(&run, "url.path"), "/payments", "without the query");
     assert_eq!(attribute(&run, "hapax.replayed"), "false");

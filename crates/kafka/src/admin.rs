@@ -411,5 +411,5 @@ async fn config(
     };
     let mut configs = answer.results.iter().flat_map(|result| &result.configs);
     let found = configs.find(|config| config.name.as_str() == key);
-    Ok(found.and_then(|config| config.value.as_ref()).map(|value| value.to_string()))
+    Ok(found.and_then(|config| config.value.as_ref()).map(ToString::to_string))
 }

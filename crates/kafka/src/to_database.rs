@@ -8,6 +8,7 @@
 mod batch;
 mod runner;
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -195,7 +196,10 @@ fn entry(record: &Record, partition: &LogPartition) -> Result<InboxEntry, String
     let key = IdempotencyKey::new(&key).map_err(|error| format!("its header {KEY_HEADER}: {error}"))?;
     let scope = Scope::new(format!("kafka/{}", partition.group)).map_err(|error| error.to_string())?;
     let hash = ring::digest::digest(&ring::digest::SHA256, record.value.as_deref().unwrap_or_default());
-    let hex: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut hex = String::with_capacity(64);
+    for byte in hash.as_ref() {
+        let _ = write!(hex, "{byte:02x}");
+    }
     let fingerprint = Fingerprint::new(hex).map_err(|error| error.to_string())?;
     Ok(InboxEntry { id: hapax_core::EntryId::new(scope, key), fingerprint })
 }

@@ -142,8 +142,8 @@ fn without_unused(source: &str) -> String {
             }
         }
     }
-    let is_used = |name: &Option<&str>| name.is_none_or(|name| used.contains(name));
-    blocks.iter().filter(|(name, _)| is_used(name)).map(|(_, text)| text.as_str()).collect()
+    let is_used = |name: Option<&str>| name.is_none_or(|name| used.contains(name));
+    blocks.iter().filter(|(name, _)| is_used(*name)).map(|(_, text)| text.as_str()).collect()
 }
 
 /// The keys that a text uses, and the text with their numbers among those. `declared` is the number of keys of the source;

@@ -133,7 +133,7 @@ impl Script {
     }
 
     /// Those of its keys that the text uses, in its order. All others follow.
-    pub fn keys<'k>(self, keys: &'k [String]) -> impl Iterator<Item = &'k String> + Clone {
+    pub fn keys(self, keys: &[String]) -> impl Iterator<Item = &String> + Clone {
         let Loaded { linked, declared, .. } = self.loaded();
         linked.keys.iter().map(|place| &keys[*place]).chain(&keys[*declared..])
     }

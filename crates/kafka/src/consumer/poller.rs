@@ -197,7 +197,8 @@ impl Context {
         }
         let mut waited = Duration::ZERO;
         loop {
-            let answer = consumer.committed_offsets(asked.clone(), QUESTION).and_then(offsets);
+            let answer =
+                consumer.committed_offsets(asked.clone(), QUESTION).and_then(|answer| offsets(&answer));
             match answer {
                 Ok(offsets) => return Ok(offsets),
                 Err(error) if waited >= self.0.config.assign_wait || self.0.is_stopped() => {
@@ -229,7 +230,7 @@ impl Context {
 }
 
 /// The offsets that were committed, if there was no error in any partition.
-fn offsets(answer: TopicPartitionList) -> Result<HashMap<TopicPartition, i64>, KafkaError> {
+fn offsets(answer: &TopicPartitionList) -> Result<HashMap<TopicPartition, i64>, KafkaError> {
     let mut offsets = HashMap::new();
     for part in answer.elements() {
         part.error()?;

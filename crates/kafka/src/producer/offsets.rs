@@ -130,8 +130,8 @@ pub(super) async fn send_offsets(
             call_coordinator(&cluster, CoordinatorKind::Group, &group, &request, OFFSETS_VERSION).await;
         let cause = match called {
             Ok(response) => {
-                let errors = response.topics.iter().flat_map(|topic| &topic.partitions);
-                match errors.filter_map(|partition| partition.error_code.err()).next() {
+                let mut errors = response.topics.iter().flat_map(|topic| &topic.partitions);
+                match errors.find_map(|partition| partition.error_code.err()) {
                     None => return Ok(()),
                     Some(error) => Cause::Broker(error),
                 }

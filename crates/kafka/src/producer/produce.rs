@@ -25,17 +25,15 @@ type Batches = BTreeMap<TopicPartition, Bytes>;
 impl Producer {
     /// The record's partition.
     pub(super) async fn choose(&mut self, record: &NewRecord) -> Result<TopicPartition, ProducerError> {
-        let partition = match record.partition {
-            Some(partition) => partition,
-            None => {
-                let count = self.partition_count(&record.topic).await?;
-                match &record.key {
-                    Some(key) => partition_of(key, count),
-                    None => {
-                        self.next_partition = self.next_partition.wrapping_add(1);
-                        i32::try_from(self.next_partition % count.unsigned_abs() as usize).unwrap_or(0)
-                    }
-                }
+        let partition = if let Some(partition) = record.partition {
+            partition
+        } else {
+            let count = self.partition_count(&record.topic).await?;
+            if let Some(key) = &record.key {
+                partition_of(key, count)
+            } else {
+                self.next_partition = self.next_partition.wrapping_add(1);
+                i32::try_from(self.next_partition % count.unsigned_abs() as usize).unwrap_or(0)
             }
         };
         // The topic's name is shared by its records.

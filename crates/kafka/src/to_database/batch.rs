@@ -64,11 +64,13 @@ impl From<InboxError> for Stopped {
 }
 
 /// What a lookup means; `true`: the handler runs.
-fn is_fresh(place: usize, found: InboxLookup) -> Result<bool, Stopped> {
+fn is_fresh(place: usize, found: &InboxLookup) -> Result<bool, Stopped> {
     match found {
         InboxLookup::Fresh => Ok(true),
         InboxLookup::Completed(_) => Ok(false),
-        InboxLookup::InProgress { retry_after_ms } => Err(Stopped::InProgress { retry_after_ms }),
+        InboxLookup::InProgress { retry_after_ms } => {
+            Err(Stopped::InProgress { retry_after_ms: *retry_after_ms })
+        }
         InboxLookup::InDoubt { .. } => Err(Stopped::InDoubt { place }),
         InboxLookup::Mismatch => Err(Stopped::Handler {
             place,
@@ -108,7 +110,7 @@ where
     async fn run(&self, tx: &mut I::Tx, batch: &Batch) -> Result<usize, Stopped> {
         let mut fresh = 0;
         for (place, (record, entry)) in batch.records.iter().enumerate() {
-            if !is_fresh(place, self.inbox.enter(tx, entry).await?)? {
+            if !is_fresh(place, &self.inbox.enter(tx, entry).await?)? {
                 continue;
             }
             if batch.failed.is_none() {
@@ -162,7 +164,7 @@ where
 {
     let mut fresh = 0;
     for (place, (record, entry)) in batch.records.iter().enumerate() {
-        if !is_fresh(place, inbox.enter(tx, entry)?)? {
+        if !is_fresh(place, &inbox.enter(tx, entry)?)? {
             continue;
         }
         if batch.failed.is_none() {

@@ -238,7 +238,9 @@ fn lost_requests_and_answers(broker: &Broker) {
 /// The commit arrives and its answers do not; or the commit does not arrive. The caller cannot tell, the offset can.
 fn unanswered_commit_is_unknown(broker: &Broker) {
     let names = ["producer-unknown-answer", "producer-unknown-request"];
-    names.iter().for_each(|name| broker.create_topic(name, 1));
+    for name in names {
+        broker.create_topic(name, 1);
+    }
     let run = async |topic: &str, on: Match| {
         let mut config = config(broker, topic);
         config.transaction_timeout = Duration::from_secs(10);
@@ -341,7 +343,7 @@ fn continues_after_a_timed_out_transaction(broker: &Broker) {
         send(&mut marker, topic, "marker").await.unwrap();
         marker.commit().await.unwrap();
         let started = std::time::Instant::now();
-        while broker_sees(broker, topic).await.is_empty() {
+        while broker_sees(broker, topic).is_empty() {
             assert!(started.elapsed() < PATIENCE, "the coordinator did not abort");
         }
         let error = producer.commit().await.unwrap_err();
@@ -363,7 +365,7 @@ fn continues_after_a_timed_out_transaction(broker: &Broker) {
 }
 
 /// What a committed reader sees, read beside this runtime.
-async fn broker_sees(broker: &Broker, topic: &str) -> Vec<String> {
+fn broker_sees(broker: &Broker, topic: &str) -> Vec<String> {
     tokio::task::block_in_place(|| broker.read(topic, Isolation::Committed))
 }
 

@@ -46,6 +46,7 @@ pub struct Flight {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own in the model")]
 pub struct World {
     brokers: Brokers,
     network: BTreeSet<Flight>,
