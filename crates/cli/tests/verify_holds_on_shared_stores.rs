@@ -35,7 +35,9 @@ fn main() -> ExitCode {
     let trial = |&(name, needs, is_there, test): &Test| {
         Trial::ignorable_test(name, move || {
             if !is_there() {
-                return Ok::<_, Failed>(Completion::ignored_with(format!("needs {needs}")));
+                let is_short = needs.starts_with(LONG) && !is_long();
+                let kind = if is_short { "long: " } else { "" };
+                return Ok::<_, Failed>(Completion::ignored_with(format!("{kind}needs {needs}")));
             }
             test();
             Ok(Completion::Completed)

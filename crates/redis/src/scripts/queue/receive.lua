@@ -10,7 +10,8 @@ local function handed(s, m)
   full = #got + 1 >= max or bytes >= tonumber(ARGV[11])
   local at = #got + 1
   sequences[at], fences[at] = s, m[F.fence]
-  got[at] = { tonumber(s), packed[s], acks and call('HGET', B, s) }
+  -- Without a lease it may die before this call ends.
+  got[at] = { tonumber(s), packed[s], (acks or lease == 0) and call('HGET', B, s) }
 end
 
 -- When there is something to look for, for a receive that has to wait.
@@ -23,7 +24,7 @@ local function ended(status, ...)
   refresh_groups()
   -- What it left, or found to be ready by time, others find by themselves.
   is_woken = false
-  if #got > 0 and not acks then
+  if #got > 0 and not acks and lease > 0 then
     local bodies = call('HMGET', B, unpack(sequences))
     for at, one in ipairs(got) do one[3] = bodies[at] end
   end
