@@ -133,6 +133,7 @@ suite! {
         the_last_failure_moves_a_message_to_the_dead_letters,
         the_last_lease_that_runs_out_moves_a_message_to_the_dead_letters,
         giving_back_the_last_attempt_moves_a_message_to_the_dead_letters,
+        the_last_receive_without_a_lease_delivers_before_it_moves,
         a_rejected_message_goes_to_the_dead_letters_at_once,
         a_delay_that_was_asked_for_does_not_save_the_last_attempt,
         a_dead_letter_is_delivered_with_its_story,

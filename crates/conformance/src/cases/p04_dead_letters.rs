@@ -50,6 +50,17 @@ pub(crate) async fn the_last_lease_that_runs_out_moves_a_message_to_the_dead_let
     assert_eq!(t.stats(&jobs).await.totals.expired, 2);
 }
 
+pub(crate) async fn the_last_receive_without_a_lease_delivers_before_it_moves(t: Trial) {
+    let (jobs, dead) = t.with_dead(2, config()).await;
+    let sent = t.send_all(&jobs, &["a"]).await[0];
+    for attempt in 1..=2 {
+        let got = t.receive_with(&jobs, Receive { lease_ms: Some(0), ..now(1) }).await;
+        assert_eq!((bodies(&got), got[0].attempt), (vec!["a".to_owned()], attempt));
+    }
+    t.none(&jobs).await;
+    assert_eq!(t.holds(&dead, 1).await[0].id, sent.id);
+}
+
 pub(crate) async fn giving_back_the_last_attempt_moves_a_message_to_the_dead_letters(t: Trial) {
     let (jobs, dead) = t.with_dead(1, config()).await;
     t.send_all(&jobs, &["a"]).await;
