@@ -334,14 +334,34 @@ impl RedisCluster {
         Ok(cluster)
     }
 
-    /// Returns when all slots are served and every node that is no master is in step with one.
+    /// Returns when all slots are served, and the replica of each master has all that the master had when the replica was
+    /// connected: before, the loss of the master would be a second fault.
     pub fn wait_until_whole(&self) -> Result<(), String> {
         self.wait("are whole", |node| {
             let state = node.cli(&["CLUSTER", "INFO"]).unwrap_or_default();
             let role = node.cli(&["INFO", "replication"]).unwrap_or_default();
-            let in_step = role.contains("master_link_status:up") || role.contains("connected_slaves:1");
+            let in_step = role.contains("master_link_status:up") || role.contains("state=online");
             state.contains("cluster_state:ok") && in_step
-        })
+        })?;
+        let numbers = |info: &str, name: &str| -> Vec<u64> {
+            let found =
+                info.split([',', '\r', '\n']).filter_map(|fact| fact.strip_prefix(name)?.parse().ok());
+            found.collect()
+        };
+        for node in &self.nodes {
+            let info = node.cli(&["INFO", "replication"])?;
+            if !info.contains("role:master") {
+                continue;
+            }
+            let written = numbers(&info, "master_repl_offset:");
+            let has_all = |asked: &RedisServer| {
+                let info = asked.cli(&["INFO", "replication"]).unwrap_or_default();
+                asked.address() != node.address()
+                    || numbers(&info, "offset=").iter().any(|has| written[0] <= *has)
+            };
+            self.wait("have all that their masters have", has_all)?;
+        }
+        Ok(())
     }
 
     fn wait(&self, what: &str, holds: impl Fn(&RedisServer) -> bool) -> Result<(), String> {

@@ -30,7 +30,8 @@ impl RedisTls {
             openssl req -x509 $key -days 2 -subj /CN=authority -keyout authority.key -out authority.pem
             openssl req $key -subj /CN=localhost -keyout key.pem -out request.pem
             openssl x509 -req -in request.pem -CA authority.pem -CAkey authority.key -CAcreateserial -days 2 \
-                -extfile names -out cert.pem";
+                -extfile names -out cert.pem
+            cat key.pem cert.pem > identity.pem";
         let made = Command::new("sh").args(["-ec", script]).current_dir(&folder).output();
         let made = made.map_err(|error| format!("sh: {error}"))?;
         if !made.status.success() {
@@ -50,6 +51,11 @@ impl RedisTls {
     /// The certificate of the authority, which clients have to trust.
     pub fn authority(&self) -> PathBuf {
         self.folder.path().join("authority.pem")
+    }
+
+    /// The server's key and certificate, in one file.
+    pub(crate) fn identity(&self) -> PathBuf {
+        self.folder.path().join("identity.pem")
     }
 
     /// The settings of a server that serves TLS on a port of its own, beside the plain one. Replicas and Sentinels use TLS too.

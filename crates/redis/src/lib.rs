@@ -129,6 +129,7 @@ pub(crate) struct Base {
     pub guard: Arc<Guard>,
     pub hints: Arc<Hints>,
     tasks: Vec<AbortHandle>,
+    watch: AbortHandle,
     is_closed: AtomicBool,
 }
 
@@ -144,7 +145,7 @@ impl Base {
 
     fn stop(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
-        self.tasks.iter().for_each(AbortHandle::abort);
+        self.tasks.iter().chain([&self.watch]).for_each(AbortHandle::abort);
     }
 }
 
@@ -176,10 +177,11 @@ impl RedisStore {
         let tasks = vec![
             tokio::spawn(hints::run(Arc::downgrade(&hints))).abort_handle(),
             tokio::spawn(ledger::run_sweeper(Arc::downgrade(&ledger))).abort_handle(),
-            tokio::spawn(guard::run(Arc::downgrade(&guard))).abort_handle(),
             tokio::spawn(queues::run_sweeper(Arc::downgrade(&queues))).abort_handle(),
         ];
-        let base = Base { runner, ledger, queues, guard, hints, tasks, is_closed: AtomicBool::new(false) };
+        let watch = tokio::spawn(guard::run(Arc::downgrade(&guard))).abort_handle();
+        let base =
+            Base { runner, ledger, queues, guard, hints, tasks, watch, is_closed: AtomicBool::new(false) };
         Ok(Self { base: Arc::new(base) })
     }
 
@@ -252,6 +254,12 @@ impl RedisStore {
     #[doc(hidden)]
     pub fn hints_heard(&self) -> u64 {
         self.base.hints.heard()
+    }
+
+    /// For tests: what is known about the servers stays as it is, unless a call finds that it is wrong.
+    #[doc(hidden)]
+    pub fn stop_watching(&self) {
+        self.base.watch.abort();
     }
 
     /// For tests: looks at the servers' settings now.

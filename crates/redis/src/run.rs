@@ -358,7 +358,10 @@ impl Runner {
         };
         let (confirmed, replicas) = match confirmed_by {
             By::Node => (0, 0),
-            By::NodeAlone => (0, unexpected_replicas(answers.pop())),
+            By::NodeAlone => match unexpected_replicas(answers.pop()) {
+                0 if self.is_alone_still(&address, &group, end).await => (0, 0),
+                count => (0, count.max(1)),
+            },
             By::Replicas(count) => (confirmations(answers.pop().as_ref()), count),
         };
         let mut answers = answers.into_iter();
@@ -388,6 +391,18 @@ impl Runner {
             0 => By::NodeAlone,
             count => By::Replicas(count),
         })
+    }
+
+    /// Whether a master that was known to have no replica when it was asked is still the one, and still without. A node that was
+    /// paused does not know that a replica has returned and taken its place, so the others are asked, after its answer.
+    async fn is_alone_still(&self, address: &str, group: &[Pending], end: Instant) -> bool {
+        let looked_up = timeout_at(end, self.topology.refresh_now()).await;
+        let is_owner = |pending: &Pending| {
+            pending.asking.is_some() || self.topology.owner(pending.call.shard).as_deref() == Some(address)
+        };
+        matches!(looked_up, Ok(Ok(())))
+            && self.topology.replicas(address) == Some(0)
+            && group.iter().all(is_owner)
     }
 
     /// Makes a node ready that was restarted or has taken the place of another: open claims get a full lease there, and the
@@ -473,7 +488,7 @@ enum Stale {
 enum By {
     /// The answer itself.
     Node,
-    /// The same, since there is no replica; the node says whether that is still true.
+    /// The same, since there is no replica. The node, and then the others, say whether that is still true.
     NodeAlone,
     /// This number of replicas.
     Replicas(usize),

@@ -246,12 +246,12 @@ impl Topology {
     }
 
     async fn cluster(&self) -> Result<Map, StoreError> {
-        let mut known: Vec<String> = self.masters();
-        known.extend(
-            self.target.seeds.iter().filter(|seed| !known.contains(seed)).cloned().collect::<Vec<_>>(),
-        );
+        let masters = self.masters();
+        let seeds: Vec<String> =
+            self.target.seeds.iter().filter(|seed| !masters.contains(seed)).cloned().collect();
         let mut problem = StoreError::Unavailable("no node is known".to_owned());
-        for address in shuffled(&known) {
+        // A node that has failed may be among the seeds, and would be waited for.
+        for address in shuffled(&masters).into_iter().chain(shuffled(&seeds)) {
             let told = self.tell(&*self.node(&address)?, &["CLUSTER", "NODES"]).await;
             match told.map(|text| read_nodes(&text, &address, &self.slots, self.target.tls)) {
                 Ok(map) if map.owners.iter().any(|owner| !owner.is_empty()) => {
@@ -300,19 +300,19 @@ pub(crate) fn field<'t>(info: &'t str, name: &str) -> Option<&'t str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
-/// Replicas that follow a master closely, as its INFO says; `None`: it does not say. A replica tells every second how far it
-/// is, so one that has been silent for longer is on its way out.
+/// Replicas that follow a master, as its INFO says; `None`: it does not say. One that is not online yet counts: what the master
+/// does until then reaches it later, and it can be promoted before. A replica that is online tells every second how far it is,
+/// so one that has been silent for longer is on its way out.
 pub(crate) fn following(info: &str) -> Option<usize> {
     const LAG_MAX_S: u64 = 2;
     field(info, "connected_slaves")?;
-    let is_close = |line: &&str| {
+    let follows = |line: &&str| {
         let Some((name, facts)) = line.split_once(':') else { return false };
         let lag = facts.split(',').find_map(|fact| fact.trim().strip_prefix("lag=")?.parse::<u64>().ok());
-        name.strip_prefix("slave").is_some_and(|number| number.parse::<u32>().is_ok())
-            && facts.contains("state=online")
-            && lag.is_none_or(|lag| lag <= LAG_MAX_S)
+        let is_silent = facts.contains("state=online") && lag.is_some_and(|lag| lag > LAG_MAX_S);
+        name.strip_prefix("slave").is_some_and(|number| number.parse::<u32>().is_ok()) && !is_silent
     };
-    Some(info.lines().filter(is_close).count())
+    Some(info.lines().filter(follows).count())
 }
 
 /// Replicas in the answer of a Sentinel that it does not take for down; `None`: it is no such answer.
@@ -472,14 +472,14 @@ mod tests {
     }
 
     #[test]
-    fn only_replicas_that_follow_closely_count() {
+    fn a_replica_that_is_silent_does_not_count() {
         let info = "# Replication\r\nrole:master\r\nconnected_slaves:4\r\n\
                     slave0:ip=h,port=1,state=online,offset=1,lag=1\r\n\
                     slave1:ip=h,port=2,state=online,offset=1,lag=30\r\n\
                     slave2:ip=h,port=3,state=send_bulk,offset=0,lag=0\r\n\
                     slave3:ip=h,port=4,state=online,offset=1,lag=0\r\n\
                     slaves_waiting_psync:1\r\n";
-        assert_eq!(following(info), Some(2));
+        assert_eq!(following(info), Some(3));
         assert_eq!(following("connected_slaves:0\r\n"), Some(0));
         assert_eq!(following("role:master\r\n"), None);
     }

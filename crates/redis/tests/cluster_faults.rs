@@ -22,6 +22,8 @@ fn main() -> std::process::ExitCode {
         failovers_on_request_lose_and_repeat_nothing,
         a_killed_master_loses_and_repeats_nothing,
         a_master_that_was_paused_through_a_failover_grants_nothing,
+        a_master_that_was_alone_and_then_replaced_grants_nothing,
+        a_master_whose_replica_returns_grants_nothing_alone,
         a_slot_that_moves_keeps_its_entries,
         a_failover_forgets_what_the_level_says_and_nothing_else,
         a_node_that_is_named_by_its_host_confirms_nothing_alone,
@@ -211,6 +213,71 @@ async fn a_master_that_was_paused_through_a_failover_grants_nothing() {
     for (n, claim) in late.join_all().await {
         let Claim::Completed { .. } = claim else { panic!("{n}: {claim:?}") };
     }
+}
+
+/// A master whose replica has failed, and a store that knows it: the master alone confirms claims. What the store knows is not
+/// looked up again unless a call finds that it is wrong.
+async fn alone(cluster: &RedisCluster, options: &Options) -> (RedisStore, usize) {
+    let options = Options { operation_timeout: Duration::from_mins(2), ..options.clone() };
+    let store = RedisStore::open(&cluster.url(), options).await.unwrap();
+    granted_patiently(&store, ask("before", "ann")).await;
+    let has_entries = |node: &RedisServer| !node.cli(&["--scan", "--pattern", "*:meta"]).unwrap().is_empty();
+    let at = cluster.nodes[..3].iter().position(has_entries).expect("a node has the entry");
+    let failed = cluster.nodes[at + 3].cli(&["CLUSTER", "MYID"]).unwrap();
+    cluster.nodes[at + 3].kill();
+    let has_heard = |node: &RedisServer| {
+        let nodes = node.cli(&["CLUSTER", "NODES"]).unwrap();
+        nodes.lines().any(|line| line.starts_with(&failed) && line.contains(" slave,fail "))
+    };
+    wait_for(cluster, "a replica has failed", || cluster.nodes[..3].iter().all(has_heard));
+    store.stop_watching();
+    store.look_at_servers().await.unwrap();
+    let confirmed = claim(&store, ask("alone", "ann")).await;
+    assert!(matches!(confirmed, Ok(Claim::Granted(_))), "{confirmed:?}");
+    (store, at)
+}
+
+/// Its replica has returned, has taken its place while it was paused, and it hears of that later than of a claim.
+async fn a_master_that_was_alone_and_then_replaced_grants_nothing() {
+    let cluster = RedisCluster::start(&[NODE_TIMEOUT]).unwrap();
+    let options = replicated();
+    let (store, at) = alone(&cluster, &options).await;
+    cluster.nodes[at + 3].run().unwrap();
+    cluster.wait_until_whole().unwrap();
+    let other = RedisStore::open(&cluster.url(), options).await.unwrap();
+    cluster.nodes[at].pause();
+    // It is on its way before the paused node hears anything from the others, and so it is the first that the node does.
+    let late = tokio::spawn(async move { claim(&store, ask("key", "bob")).await });
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    wait_for_master(&cluster, at + 3);
+    granted_patiently(&other, ask("key", "ann")).await;
+    assert!(!late.is_finished());
+    cluster.nodes[at].resume();
+    let late = late.await.unwrap();
+    assert!(
+        matches!(late, Err(ClaimError::Store(StoreError::OutcomeUnknown(_))) | Ok(Claim::InProgress { .. })),
+        "two hold it: {late:?}"
+    );
+}
+
+/// The replica has connected, and has not loaded the data yet.
+async fn a_master_whose_replica_returns_grants_nothing_alone() {
+    // Without a file of its own the replica has to load everything.
+    let cluster = RedisCluster::start(&[NODE_TIMEOUT, "repl-diskless-load swapdb"]).unwrap();
+    let (store, at) = alone(&cluster, &replicated()).await;
+    let (master, replica) = (&cluster.nodes[at], &cluster.nodes[at + 3]);
+    master.cli(&["CONFIG", "SET", "repl-diskless-sync-delay", "600"]).unwrap();
+    replica.run().unwrap();
+    wait_for(&cluster, "a replica connects", || {
+        master.cli(&["INFO", "replication"]).is_ok_and(|info| info.contains("state=wait_bgsave"))
+    });
+    let claimed = claim(&store, ask("key", "ann")).await;
+    assert!(
+        matches!(claimed, Err(ClaimError::Store(StoreError::OutcomeUnknown(_)))),
+        "the replica does not have it: {claimed:?}"
+    );
 }
 
 async fn a_slot_that_moves_keeps_its_entries() {

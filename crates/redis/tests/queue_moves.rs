@@ -24,6 +24,7 @@ fn main() -> std::process::ExitCode {
         a_caller_that_was_slow_brings_nothing_again_while_an_older_move_is_open,
         a_move_that_cannot_end_holds_up_no_other,
         a_move_is_finished_though_fences_are_ahead_of_the_clock,
+        fences_grow_from_queue_to_queue_though_the_clock_was_set_back,
         a_message_that_returns_takes_no_place_of_another,
         a_redrive_fails_when_its_target_is_deleted_on_the_way,
         a_letter_that_returns_from_its_way_still_halts_its_group,
@@ -263,6 +264,21 @@ async fn a_move_is_finished_though_fences_are_ahead_of_the_clock() {
         let other = shop.later().await;
         assert_eq!(count(&other, &shop.dead).await, 1, "the clock was set back: {set_back}");
     }
+}
+
+/// Fences are counted for each shard. The shard of the dead letters has given out none so far, and the process that finishes
+/// the move knows of none.
+async fn fences_grow_from_queue_to_queue_though_the_clock_was_set_back() {
+    let shop = Shop::open().await;
+    shop.store.send(&shop.jobs, vec![NewMessage::new("job")]).await.unwrap();
+    let first = shop.store.receive(&shop.jobs, Receive::up_to(1)).await.unwrap().remove(0);
+    shop.clock.set_wall_ms(1_800_000_000_000 - 3_600_000);
+    shop.store.end_moves_behind_step(1);
+    let reject = Settle::new(first.receipt, Settlement::Reject { reason: "bad".to_owned() });
+    shop.store.settle(&shop.jobs, vec![reject]).await.unwrap().remove(0).unwrap();
+    let other = shop.later().await;
+    let letter = other.receive(&shop.dead, Receive::up_to(1)).await.unwrap().remove(0);
+    assert!(letter.fence > first.fence, "{:?} after {:?}", letter.fence, first.fence);
 }
 
 async fn a_message_that_returns_takes_no_place_of_another() {

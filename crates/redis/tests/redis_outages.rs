@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{
-    DURABLE, ask, claim, claim_patiently, completed, effect, end_patiently, entry_patiently, granted, id,
-    options, patiently, url,
+    DURABLE, ask, claim, claim_patiently, completed, effect, end_patiently, entry_patiently, granted,
+    granted_patiently, id, options, patiently, url,
 };
 use hapax_core::{
     Browse, Claim, ClaimEnding, ClaimError, ClaimRequest, Clock as _, EndClaim, EntryId, EntryState,
@@ -33,6 +33,7 @@ fn main() -> std::process::ExitCode {
         a_damaged_entry_does_not_stop_the_sweep,
         a_damaged_entry_leaves_no_batch_half_counted,
         callers_of_a_server_that_hangs_are_answered_together,
+        what_was_sent_and_not_answered_is_unknown,
     ])
 }
 
@@ -346,4 +347,38 @@ async fn a_damaged_entry_leaves_no_batch_half_counted() {
     let there = store.browse(&queue, Browse { limit: 10, ..Browse::default() }).await.unwrap().items.len();
     let stats = store.stats(&queue).await.unwrap();
     assert_eq!((there, stats.in_flight, stats.totals.acked), (1, 1, 1), "the other one was acked");
+}
+
+/// The server does what it was sent, after the caller was answered.
+async fn what_was_sent_and_not_answered_is_unknown() {
+    let server = RedisServer::start(DURABLE).unwrap();
+    let options = Options {
+        operation_timeout: Duration::from_millis(500),
+        replication_timeout: Duration::from_millis(100),
+        ..options()
+    };
+    let store = RedisStore::open(&url(&server), options).await.unwrap();
+    let jobs = "jobs".parse().unwrap();
+    store.create_queue(&jobs, QueueConfig::sqs()).await.unwrap();
+    let held = granted_patiently(&store, ask("held", "ann")).await;
+    patiently(|| store.send(&jobs, vec![NewMessage::new("first")])).await;
+    server.pause();
+    // One at a time: a connection that has failed is made again, and one to a paused server is never ready.
+    let claimed = claim(&store, ask("new", "ann")).await;
+    server.resume();
+    assert!(matches!(claimed, Err(ClaimError::Store(StoreError::OutcomeUnknown(_)))), "{claimed:?}");
+    let Claim::Granted(_) = claim_patiently(&store, ask("new", "ann")).await else { panic!("not granted") };
+    server.pause();
+    let ended = store.end(vec![completed("held", &held, "done")]).await;
+    server.resume();
+    assert!(matches!(ended, Err(StoreError::OutcomeUnknown(_))), "{ended:?}");
+    assert_eq!(end_patiently(&store, completed("held", &held, "done")).await, Ok(()));
+    server.pause();
+    let sent = store.send(&jobs, vec![NewMessage::new("second")]).await;
+    server.resume();
+    assert!(matches!(sent, Err(StoreError::OutcomeUnknown(_))), "{sent:?}");
+    server.pause();
+    let read = store.entry(&id("held")).await;
+    server.resume();
+    assert!(read.as_ref().is_err_and(StoreError::is_retryable), "{read:?}");
 }
