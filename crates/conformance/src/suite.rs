@@ -347,6 +347,7 @@ suite! {
         fences_of_the_target_exceed_those_of_the_source: Transfer Fence,
         what_does_not_fit_is_refused_alone: Transfer,
         a_moved_entry_replays_and_an_open_claim_is_in_doubt: Transfer OneStore,
+        a_moved_entry_keeps_its_takeovers: Transfer OneStore,
         a_message_that_was_parked_for_an_entry_goes_on_when_it_is_resolved: Transfer OneStore,
         an_entry_that_a_waiting_message_needs_is_moved_after_its_time: Transfer OneStore FastTime,
         an_entry_that_a_dead_letter_needs_is_moved_after_its_time: Transfer OneStore FastTime,

@@ -152,22 +152,30 @@ impl PatroniCluster {
     /// If no node leads.
     pub fn kill_leader(&self) -> usize {
         let leading = self.leading().expect("a node leads");
-        let Node { folder, watch, .. } = &self.nodes[leading];
-        let first_line = |file: &str| {
-            let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
-            text.lines().next().unwrap_or_default().to_owned()
-        };
-        let (patroni, server) = (first_line("patroni.pid"), first_line("data/postmaster.pid"));
-        assert!(!patroni.is_empty() && !server.is_empty(), "a node that leads runs");
-        let children = fs::read_to_string(format!("/proc/{server}/task/{server}/children"));
-        let children = children.unwrap_or_default();
-        let all = [patroni.as_str(), server.as_str()].into_iter().chain(children.split_whitespace());
-        // One that has ended meanwhile makes `kill` fail.
-        let _ = Command::new("kill").arg("-KILL").args(all).stderr(Stdio::null()).status();
-        if let Some(watch) = watch.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        self.nodes[leading].signal_all("-KILL");
+        if let Some(watch) = self.nodes[leading].watch.lock().unwrap_or_else(PoisonError::into_inner).take() {
             watch.stop("TERM");
         }
         leading
+    }
+
+    /// Stops Patroni and its server on the node that leads (SIGSTOP), as if the machine were paused or cut off. Gives its
+    /// number.
+    ///
+    /// # Panics
+    /// If no node leads.
+    pub fn pause_leader(&self) -> usize {
+        let leading = self.leading().expect("a node leads");
+        self.nodes[leading].signal_all("-STOP");
+        leading
+    }
+
+    /// Lets a node continue that was stopped; it still takes itself for the leader.
+    ///
+    /// # Errors
+    /// If it has ended meanwhile.
+    pub fn resume_node(&self, node: usize) -> Result<(), String> {
+        if self.nodes[node].signal_all("-CONT") { Ok(()) } else { Err(format!("node {node} has ended")) }
     }
 
     /// Stops the process of the standby that receives what the leader has committed: the standby falls behind from now on. It
@@ -190,6 +198,14 @@ impl PatroniCluster {
         let receiver = children.split_whitespace().find(is_receiver).ok_or("the standby receives nothing")?;
         signal("-STOP", receiver)?;
         receiver.parse().map_err(|_| format!("a process has the number {receiver}"))
+    }
+
+    /// Lets the stopped process continue: the standby receives what it has missed.
+    ///
+    /// # Errors
+    /// If the process has ended.
+    pub fn continue_receiver(&self, receiver: u32) -> Result<(), String> {
+        signal("-CONT", &receiver.to_string())
     }
 
     /// Waits until the standby takes over, which asks the stopped process to end, and lets that happen. It ends before it reads
@@ -263,6 +279,24 @@ impl Drop for PatroniCluster {
         if let Some(etcd) = self.etcd.take() {
             etcd.stop("TERM");
         }
+    }
+}
+
+impl Node {
+    /// Sends a signal to Patroni, its server, and the processes of the server. Returns whether all were there.
+    fn signal_all(&self, signal: &str) -> bool {
+        let first_line = |file: &str| {
+            let text = fs::read_to_string(self.folder.join(file)).unwrap_or_default();
+            text.lines().next().unwrap_or_default().to_owned()
+        };
+        let (patroni, server) = (first_line("patroni.pid"), first_line("data/postmaster.pid"));
+        assert!(!patroni.is_empty() && !server.is_empty(), "a node that leads runs");
+        let children = fs::read_to_string(format!("/proc/{server}/task/{server}/children"));
+        let children = children.unwrap_or_default();
+        let all = [patroni.as_str(), server.as_str()].into_iter().chain(children.split_whitespace());
+        // One that has ended meanwhile makes `kill` fail.
+        let sent = Command::new("kill").arg(signal).args(all).stderr(Stdio::null()).status();
+        sent.is_ok_and(|sent| sent.success())
     }
 }
 

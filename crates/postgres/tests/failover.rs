@@ -144,7 +144,7 @@ async fn a_synchronous_failover_loses_nothing() {
     let standard = QueueAttack::begin(queues(), "orders", false).await;
     let fifo = QueueAttack::begin(queues(), "steps", true).await;
     let keys = LedgerAttack::begin(ledgers);
-    let payments = Payments::begin(&stores).await;
+    let payments = Payments::begin(&site.url(), &stores).await;
     for round in 0..FAILOVERS {
         site.wait_for_standby().await;
         let usual = accepted(&standard, SOME).await;
@@ -177,14 +177,12 @@ fn payments() -> QueueName {
 }
 
 impl Payments {
-    async fn begin(stores: &[PostgresStore]) -> Self {
+    async fn begin(url: &str, stores: &[PostgresStore]) -> Self {
         let (store, stop) = (stores[0].clone(), Arc::new(AtomicBool::new(false)));
         let config = QueueConfig { tier: Tier::Transactional, ..QueueConfig::default() };
         store.create_queue(&payments(), config).await.unwrap();
-        let inbox = PostgresInbox::new(&store);
-        let mut tx = inbox.begin(&entry(&"table".parse().unwrap())).await.unwrap();
-        PostgresInbox::connection(&mut tx).execute("CREATE TABLE paid (key text)").await.unwrap();
-        inbox.commit(tx).await.unwrap();
+        let mut db = PgConnection::connect(url).await.unwrap();
+        db.execute("CREATE TABLE paid (key text)").await.unwrap();
         let mut consumers = JoinSet::new();
         for store in stores {
             let (store, stop) = (store.clone(), stop.clone());

@@ -364,6 +364,23 @@ pub(crate) async fn a_moved_entry_replays_and_an_open_claim_is_in_doubt(mut t: T
     assert!(matches!(claim(&*ledger, &open, "other").await, Claim::InDoubt { .. }));
 }
 
+/// A release by a holder that took over leaves the doubt about the first one, so the copy has to know of the takeover.
+pub(crate) async fn a_moved_entry_keeps_its_takeovers(t: Trial) {
+    let ledger = t.own_ledger();
+    let id = EntryId::new("shop".parse().unwrap(), "taken".parse().unwrap());
+    let first = claim(&*ledger, &id, "first").await;
+    end(&*ledger, &id, first, ClaimEnding::Doubt).await;
+    let second = ClaimRequest::new(id.clone(), "second".parse().unwrap(), 60_000);
+    let second = ledger.claim(vec![second]).await.unwrap().remove(0).unwrap();
+    assert!(matches!(&second, Claim::Granted(grant) if grant.takeover), "{second:?}");
+    end(&*ledger, &id, second, ClaimEnding::Doubt).await;
+    let items = t.export(&TransferScope::Ledger).await;
+    ledger.forget(&id, "suite").await.unwrap();
+    assert_eq!(t.import(&TransferScope::Ledger, &items).await, 1);
+    let entry = ledger.entry(&id).await.unwrap().unwrap();
+    assert_eq!((entry.state, entry.takeovers), (EntryState::InDoubt, 1));
+}
+
 pub(crate) async fn a_message_that_was_parked_for_an_entry_goes_on_when_it_is_resolved(t: Trial) {
     let tier = QueueConfig { tier: Tier::EffectivelyOnce, ..config() };
     let (jobs, ledger) = (t.create("jobs", tier.clone()).await, t.own_ledger());

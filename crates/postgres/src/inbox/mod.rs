@@ -423,9 +423,10 @@ impl AsyncInbox for PostgresInbox {
         tx: &mut PostgresTransaction,
         entry: &InboxEntry,
     ) -> Result<InboxLookup, InboxError> {
-        match tx.entered.take() {
-            Some((entered, found)) if entered == *entry => Ok(found),
-            _ => self.enter_on(&mut tx.taken.connection, entry).await,
+        // What was found for the key that the transaction began with is told once, whichever keys are entered before it.
+        match tx.entered.take_if(|(entered, _)| *entered == *entry) {
+            Some((_, found)) => Ok(found),
+            None => self.enter_on(&mut tx.taken.connection, entry).await,
         }
     }
 

@@ -12,7 +12,7 @@ use hapax_postgres::{Options, PostgresStore};
 use hapax_worker::{Cx, Worker, WorkerReport};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use serde::{Deserialize, Serialize};
-use sqlx::{Connection as _, Executor as _, PgConnection};
+use sqlx::{Connection as _, PgConnection};
 
 /// Timeout of every wait; only a test that hangs reaches it.
 const TIMEOUT: Duration = Duration::from_mins(3);
@@ -122,6 +122,35 @@ impl Transfer {
     }
 }
 
+fn new_name() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    format!("bank_{}_{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A database with the schema and with accounts, which is made once and copied for each bank.
+fn template(server: &'static PostgresServer) -> &'static str {
+    static TEMPLATE: OnceLock<String> = OnceLock::new();
+    let make = move || {
+        let name = new_name();
+        server
+            .sql("postgres", &format!("CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE template0"))
+            .unwrap();
+        let url = server.url(&name);
+        let migrate = async { hapax_postgres::migrate(&url, &Options::default(), false).await };
+        // A test may be running on this thread's runtime.
+        std::thread::scope(|scope| scope.spawn(|| block_on(migrate)).join()).unwrap().unwrap();
+        let values = ACCOUNTS.map(|account| format!("('{account}', 0)")).join(", ");
+        let tables = format!(
+            "CREATE TABLE accounts (id text PRIMARY KEY, cents bigint NOT NULL); \
+             CREATE TABLE journal (at bigint GENERATED ALWAYS AS IDENTITY, number int, key text, fence bigint); \
+             INSERT INTO accounts VALUES {values}"
+        );
+        server.sql(&name, &tables).unwrap();
+        name
+    };
+    TEMPLATE.get_or_init(make)
+}
+
 pub struct Bank {
     /// The URL of a store.
     pub url: String,
@@ -136,21 +165,18 @@ pub struct Bank {
 impl Bank {
     /// A new database with accounts, and its store.
     pub async fn open(server: &'static PostgresServer) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let database = format!("bank_{}_{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let create = format!("CREATE DATABASE {database} ENCODING 'UTF8' TEMPLATE template0");
-        server.sql("postgres", &create).unwrap();
-        let direct = server.url(&database);
-        let mut db = PgConnection::connect(&direct).await.unwrap();
-        db.execute(
-            "CREATE TABLE accounts (id text PRIMARY KEY, cents bigint NOT NULL);
-             CREATE TABLE journal (at bigint GENERATED ALWAYS AS IDENTITY, number int, key text, fence bigint)",
-        )
-        .await
-        .unwrap();
-        for account in ACCOUNTS {
-            sqlx::query("INSERT INTO accounts VALUES ($1, 0)").bind(account).execute(&mut db).await.unwrap();
+        let database = new_name();
+        let create = format!("CREATE DATABASE {database} ENCODING 'UTF8' TEMPLATE {}", template(server));
+        let deadline = Instant::now() + TIMEOUT;
+        // The last session of the template may not have ended yet: the server waits for 5 s only.
+        while let Err(error) = server.sql("postgres", &create) {
+            let in_use = error.contains("is being accessed by other users");
+            assert!(in_use && Instant::now() < deadline, "{error}");
         }
+        // Each database has a secret of its own, by which it knows its receipts.
+        let secret = "UPDATE hapax.store SET secret = sha256(convert_to(gen_random_uuid()::text, 'UTF8'))";
+        server.sql(&database, secret).unwrap();
+        let direct = server.url(&database);
         let (url, address) = match pooler(server) {
             None => (direct.clone(), server.address()),
             Some(pooler) => {
@@ -158,7 +184,7 @@ impl Bank {
                 (format!("{through}?hapax_pooler=true"), pooler.address())
             }
         };
-        let store = PostgresStore::open(&url, Options { migrate: true, ..Options::default() }).await.unwrap();
+        let store = PostgresStore::open(&url, Options::default()).await.unwrap();
         Self { url, address, direct, database, store }
     }
 
