@@ -42,6 +42,11 @@ impl Slots {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many runs may go on at the same time.
+    pub fn all(&self) -> usize {
+        self.all
+    }
+
     /// How many more deliveries could start at once: those that wait come first.
     pub fn room(&self) -> usize {
         let state = self.lock();

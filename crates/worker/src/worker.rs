@@ -20,7 +20,7 @@ use crate::stats::Counts;
 
 /// Maximum number of deliveries of one receive.
 const RECEIVE_MAX: usize = 256;
-/// Maximum number of ended deliveries that may wait for their settle before receiving pauses.
+/// Maximum number of ended deliveries that may wait for their settle before receiving pauses, where nothing is claimed.
 const UNSETTLED_MAX: usize = 1024;
 /// How long a stopped handler has to reach an await before the worker stops waiting for it.
 const GRACE_MS: u64 = 1_000;
@@ -282,11 +282,13 @@ impl WorkerState {
     async fn room(&self) -> usize {
         // Lets handlers that are about to end do so first: one receive for many slots instead of one each.
         tokio::task::yield_now().await;
-        while self.unsettled.load(Ordering::SeqCst) > UNSETTLED_MAX {
-            self.settled.notified().await;
-        }
         loop {
             self.slots.wait_for_room().await;
+            // After the wait: handlers that have ended since are among those to be settled.
+            if self.unsettled.load(Ordering::SeqCst) > self.unsettled_max() {
+                self.settled.notified().await;
+                continue;
+            }
             let max = match &self.handler {
                 Handler::Many { max, .. } => *max,
                 _ => self.slots.room().clamp(1, RECEIVE_MAX),
@@ -299,6 +301,19 @@ impl WorkerState {
             // A delivery that had waited for its duplicate took the slot meanwhile.
             rate.give_back(allowed);
         }
+    }
+
+    /// Maximum number of ended deliveries that may wait for their settle before receiving pauses. With claims as many as may
+    /// run: a claim whose outcome is not recorded is in doubt after a crash, so at most twice as many are.
+    fn unsettled_max(&self) -> usize {
+        if !self.claims() {
+            return UNSETTLED_MAX;
+        }
+        let each = match &self.handler {
+            Handler::Many { max, .. } => *max,
+            _ => 1,
+        };
+        self.slots.all().saturating_mul(each).min(UNSETTLED_MAX)
     }
 
     /// Finishes the running deliveries, within the timeouts.

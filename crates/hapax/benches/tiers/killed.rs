@@ -1,6 +1,6 @@
 //! What is lost and what is made twice when the worker's process is killed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::process::{Child as Process, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,8 @@ pub struct After {
     pub lost: usize,
     pub repeated: usize,
     pub parked: usize,
+    /// Of these: those whose handler had not begun, was running, and had ended.
+    pub stages: [usize; 3],
 }
 
 pub async fn measure(site: &Site, mode: Mode, kills: usize) -> After {
@@ -88,6 +90,11 @@ pub async fn measure(site: &Site, mode: Mode, kills: usize) -> After {
     let flow = Flow::open(&empty, mode).await;
     let parked = flow.parked().await;
     flow.close().await;
+    let ended: HashSet<u64> = work::ended(&empty).into_iter().collect();
+    let mut stages = [0; 3];
+    for number in &parked {
+        stages[usize::from(counts.contains_key(number)) + usize::from(ended.contains(number))] += 1;
+    }
     After {
         kills: done,
         sent,
@@ -96,5 +103,6 @@ pub async fn measure(site: &Site, mode: Mode, kills: usize) -> After {
             .count(),
         repeated: counts.values().filter(|count| **count > 1).count(),
         parked: parked.len(),
+        stages,
     }
 }

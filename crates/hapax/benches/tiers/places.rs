@@ -7,6 +7,8 @@ use hapax::postgres::{Options, PostgresStore};
 use hapax_faults::{PostgresServer, RedisServer};
 use tempfile::TempDir;
 
+use crate::syncs;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     Embedded,
@@ -108,7 +110,7 @@ impl Site {
             }
         };
         let bytes = server_bytes.unwrap_or(0.0) + written();
-        Totals { cpu_us: cpu_us("self"), servers: children, bytes }
+        Totals { cpu_us: cpu_us("self"), servers: children, bytes, syncs: syncs::count().unwrap_or(f64::NAN) }
     }
 }
 
@@ -137,6 +139,8 @@ pub struct Totals {
     /// By process id: sessions of a database come and go.
     servers: HashMap<String, f64>,
     bytes: f64,
+    /// Not a number if they are not counted.
+    syncs: f64,
 }
 
 /// What was used between two times, for each message.
@@ -145,6 +149,7 @@ pub struct Used {
     pub cpu_us: f64,
     pub server_cpu_us: f64,
     pub bytes: f64,
+    pub syncs: f64,
 }
 
 impl Totals {
@@ -152,8 +157,9 @@ impl Totals {
         let spent = |(pid, us): (&String, &f64)| us - before.servers.get(pid).copied().unwrap_or(0.0);
         Used {
             cpu_us: self.cpu_us - before.cpu_us,
-            server_cpu_us: self.servers.iter().map(spent).sum(),
+            server_cpu_us: self.servers.iter().map(spent).sum::<f64>().max(0.0),
             bytes: self.bytes - before.bytes,
+            syncs: self.syncs - before.syncs,
         }
     }
 }
@@ -161,6 +167,11 @@ impl Totals {
 impl Used {
     pub fn for_each(self, messages: usize) -> Self {
         let each = |total: f64| total / messages as f64;
-        Self { cpu_us: each(self.cpu_us), server_cpu_us: each(self.server_cpu_us), bytes: each(self.bytes) }
+        Self {
+            cpu_us: each(self.cpu_us),
+            server_cpu_us: each(self.server_cpu_us),
+            bytes: each(self.bytes),
+            syncs: each(self.syncs),
+        }
     }
 }

@@ -36,6 +36,21 @@ pub fn effects(folder: &Path) -> PathBuf {
     folder.join("effects")
 }
 
+/// The numbers in a file of lines.
+fn numbers(file: &Path) -> Vec<u64> {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    text.lines().map(|line| line.parse().expect("a number")).collect()
+}
+
+/// The numbers of the messages whose handlers have ended, except those of `transactional`.
+pub fn ended(empty: &Empty) -> Vec<u64> {
+    numbers(&empty.folder.join("ended"))
+}
+
+fn append(file: &Path) -> Arc<File> {
+    Arc::new(File::options().create(true).append(true).open(file).expect("a file"))
+}
+
 /// The handler's own database, where the store is none that can hold its writes.
 fn open_database(folder: &Path) -> Connection {
     let db = Connection::open(folder.join("shop.db")).expect("it opens");
@@ -48,8 +63,7 @@ fn open_database(folder: &Path) -> Connection {
 /// The numbers of the effects that were made.
 pub async fn made(empty: &Empty, mode: Mode) -> Vec<u64> {
     if mode.tier != Tier::Transactional {
-        let text = std::fs::read_to_string(effects(&empty.folder)).unwrap_or_default();
-        return text.lines().map(|line| line.parse().expect("a number")).collect();
+        return numbers(&effects(&empty.folder));
     }
     if empty.url.starts_with("postgres") {
         use sqlx::Connection as _;
@@ -120,15 +134,16 @@ impl Flow {
                 )
             }
             _ => {
-                let file = File::options().create(true).append(true).open(effects(&self.empty.folder));
-                let file = Arc::new(file.expect("a file"));
+                let (file, ended) =
+                    (append(&effects(&self.empty.folder)), append(&self.empty.folder.join("ended")));
                 let worker = self.queue.worker(move |number: u64, _cx| {
-                    let file = file.clone();
+                    let (file, ended) = (file.clone(), ended.clone());
                     async move {
                         // One write of a few bytes: it is there as a whole, also if the process dies now.
                         (&*file).write_all(format!("{number}\n").as_bytes())?;
                         if !pause.is_zero() {
                             tokio::time::sleep(pause).await;
+                            (&*ended).write_all(format!("{number}\n").as_bytes())?;
                         }
                         Ok::<_, std::io::Error>(())
                     }

@@ -1,9 +1,12 @@
 //! A lease that is too short: consumers that send no heartbeats, as a program with an AWS SDK, are slower than their lease now
 //! and then. What was observed says what happens and what to set, and explains one duplicate; after the change there are none.
+//!
+//! `--lease URL` makes the same payments through a server, for half a minute: `hapax top` and `hapax doctor` look on, and the lease is
+//! changed by `hapax queue set`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use hapax::core::policy::RetryPolicy;
@@ -21,15 +24,20 @@ const LEASE_MS: u64 = 300;
 const SLOW: Duration = Duration::from_millis(400);
 const QUICK: Duration = Duration::from_millis(10);
 
+const QUEUE: &str = "slow-payments";
+
+fn short_lease() -> QueueConfig {
+    QueueConfig { lease_ms: LEASE_MS, retry: RetryPolicy::exponential(0, 0), ..QueueConfig::default() }
+}
+
 /// How often each payment was made.
 type Made = Arc<Mutex<HashMap<MessageId, usize>>>;
 
 pub async fn show() -> anyhow::Result<bool> {
     let folder = tempfile::tempdir()?;
     let hapax = Hapax::open(&format!("embedded:{}", folder.path().display())).await?;
-    let name = QueueName::new("slow-payments")?;
-    let config =
-        QueueConfig { lease_ms: LEASE_MS, retry: RetryPolicy::exponential(0, 0), ..QueueConfig::default() };
+    let name = QueueName::new(QUEUE)?;
+    let config = short_lease();
     hapax.queue::<Payment>(name.as_str())?.ensure(config.clone()).await?;
     let observer = hapax.observer().context("an embedded store is observed")?.clone();
 
@@ -67,6 +75,32 @@ pub async fn show() -> anyhow::Result<bool> {
     );
     all &= holds("after the change there are none", doubles == 0 && made.len() == PAYMENTS);
     Ok(all)
+}
+
+/// The same through a server. A queue that is there keeps the lease that it was given.
+pub async fn show_at(url: &str) -> anyhow::Result<bool> {
+    const FOR: Duration = Duration::from_secs(30);
+    let hapax = Hapax::open(url).await?;
+    let name = QueueName::new(QUEUE)?;
+    let created = hapax.queue::<Payment>(QUEUE)?.ensure(short_lease()).await;
+    if let Err(error) = created
+        && error.code() != "queue-exists"
+    {
+        return Err(error.into());
+    }
+    let lease_ms = hapax.store().queue(&name).await?.config.lease_ms;
+    println!("lease {lease_ms} ms; payments are made for {} s. Meanwhile:", FOR.as_secs());
+    println!("  hapax top --endpoint {url}\n  hapax doctor --endpoint {url}\n");
+    let (mut made, start) = (HashMap::new(), Instant::now());
+    while start.elapsed() < FOR {
+        made.extend(pay_all(&hapax, &name).await?);
+    }
+    let (payments, doubles) = (made.len(), made.values().filter(|count| **count > 1).count());
+    println!("{payments} payments, {doubles} of them made more than once");
+    if let Some((duplicate, _)) = made.iter().find(|(_, count)| **count > 1) {
+        println!("  hapax why {QUEUE} {duplicate} --endpoint {url}");
+    }
+    Ok(true)
 }
 
 /// Sends the payments and makes them, until the queue is empty.

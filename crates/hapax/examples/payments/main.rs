@@ -18,6 +18,7 @@
 //! `redis+cluster://HOST,HOST?hapax_durability=replicated`; kill one of its masters meanwhile. The store should be empty.
 //!
 //! `--lease` shows another cause of duplicates: consumers without heartbeats whose lease is too short; see `leases.rs`.
+//! `--lease http://127.0.0.1:9324` does it through a server, so that `hapax top` can look on.
 //!
 //! With `--features postgres` and `-- --postgres` the banks are tables in PostgreSQL, see `postgres.rs`.
 
@@ -60,6 +61,7 @@ async fn main() -> ExitCode {
             }
             [] => show(None, fastrand::u64(..1_000_000)).await,
             ["--lease"] => leases::show().await,
+            ["--lease", url] => leases::show_at(url).await,
             ["--store", url] => show(Some(url), fastrand::u64(..1_000_000)).await,
             ["--seed", seed] => show(None, seed.parse().context("--seed takes a number")?).await,
             #[cfg(feature = "postgres")]
@@ -69,7 +71,7 @@ async fn main() -> ExitCode {
             #[cfg(not(feature = "postgres"))]
             ["--postgres", ..] => bail!("--postgres needs the feature: cargo run --features postgres …"),
             _ => bail!(
-                "usage: payments [--seed N | --store URL | --lease] | payments --postgres [URL] [--seconds N] [--seed N]"
+                "usage: payments [--seed N | --store URL | --lease [URL]] | payments --postgres [URL] [--seconds N] [--seed N]"
             ),
         }
     };
