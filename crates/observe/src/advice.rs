@@ -163,7 +163,7 @@ pub async fn of_queue(store: &dyn Store, known: &Known<'_>, info: &QueueInfo) ->
         info.config.dead_letter.as_ref().map(|dead| &dead.queue).filter(|queue| !known.may_see(queue));
     if let Some(queue) = hidden {
         not_seen.push(format!("not allowed to see: its dead-letter queue {queue}"));
-        return (check(&facts), not_seen);
+        return (about(&info.name, check(&facts)), not_seen);
     }
     match DeadQueue::of(store, &info.config).await {
         Ok(dead) => {
@@ -173,7 +173,15 @@ pub async fn of_queue(store: &dyn Store, known: &Known<'_>, info: &QueueInfo) ->
             not_seen.push(not_seen_text(&format!("its dead-letter queue {queue}"), &error));
         }
     }
-    (check(&facts), not_seen)
+    (about(&info.name, check(&facts)), not_seen)
+}
+
+/// The commands in findings, with the name of the queue that they are about.
+fn about(queue: &QueueName, mut findings: Vec<Finding>) -> Vec<Finding> {
+    for finding in &mut findings {
+        finding.remedy = finding.remedy.replace(" QUEUE ", &format!(" {queue} "));
+    }
+    findings
 }
 
 /// What a queue's policy and its store say about its tier, without any counters.

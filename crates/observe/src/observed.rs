@@ -20,7 +20,7 @@ use tokio::sync::{Mutex, Semaphore};
 
 use crate::kept;
 use crate::observer::{ClaimSummary, HandOut, Observer, SettleSummary, UncertainRepeat};
-use crate::trace::{SpanContext, TRACEPARENT, Tracer, now_ns};
+use crate::trace::{BegunSpan, SpanContext, TRACEPARENT, Tracer, now_ns};
 
 /// Lives are written to the store at most this often.
 const WRITE_INTERVAL_MS: u64 = 2_000;
@@ -184,21 +184,20 @@ impl ObservedStore {
 type BegunCalls = (u64, Vec<Option<SpanContext>>);
 
 impl ObservedStore {
+    /// Sends messages of which some are sampled. `spans` has their places in the batch.
     async fn send_traced(
         &self,
         tracer: &Tracer,
         queue: &QueueName,
         mut batch: Vec<NewMessage>,
+        spans: Vec<(usize, BegunSpan)>,
     ) -> Batch<Sent, SendError> {
         let start_ns = now_ns();
-        // Of those that are sampled, with their places in the batch.
-        let mut spans = Vec::new();
-        for (at, message) in batch.iter_mut().enumerate() {
-            let Some(span) = tracer.begin_send(&mut message.attributes) else { continue };
+        for (at, span) in &spans {
+            let message = &mut batch[*at];
             if span.injected && !self.has_room(queue, message).await {
                 message.attributes.remove(TRACEPARENT);
             }
-            spans.push((at, span));
         }
         let sent = self.inner.send(queue, batch).await?;
         for (at, span) in spans {
@@ -271,10 +270,15 @@ impl QueueStore for ObservedStore {
         self.inner.capabilities()
     }
 
-    async fn send(&self, queue: &QueueName, batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
-        let sent = match &self.tracer {
-            Some(tracer) => self.send_traced(tracer, queue, batch).await?,
-            None => self.inner.send(queue, batch).await?,
+    async fn send(&self, queue: &QueueName, mut batch: Vec<NewMessage>) -> Batch<Sent, SendError> {
+        let tracer = self.tracer.as_deref();
+        let spans = tracer.map(|tracer| tracer.begin_sends(&mut batch)).unwrap_or_default();
+        let sent = match tracer {
+            // Few are: the others do not pay for the size of its future.
+            Some(tracer) if !spans.is_empty() => {
+                Box::pin(self.send_traced(tracer, queue, batch, spans)).await?
+            }
+            _ => self.inner.send(queue, batch).await?,
         };
         self.observer.sent(queue, &sent);
         Ok(sent)

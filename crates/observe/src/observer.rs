@@ -1,7 +1,10 @@
 //! What this process has seen, and how it is recorded.
 
+mod summary;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::BuildHasher as _;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use foldhash::fast::{FixedState, RandomState};
@@ -9,13 +12,14 @@ use hapax_core::metrics::{Metrics as _, Sample};
 use hapax_core::policy::tier::{ObservedQueue, POISON_DELIVERIES};
 use hapax_core::store::FailedAttempt;
 use hapax_core::{
-    Claim, ClaimEnding, ClaimError, ClaimRequest, Clock, Delivery, EndClaim, FailureCause, IdempotencyKey,
-    MessageId, QueueName, Receipt, RemainingLease, Sent, Settle, SettleError, Settled, Settlement,
-    SystemClock, TokenError,
+    Claim, ClaimEnding, ClaimError, Clock, Delivery, EndClaim, FailureCause, IdempotencyKey, MessageId,
+    QueueName, Receipt, RemainingLease, Sent, SettleError, Settled, SystemClock, TokenError,
 };
 
+use self::summary::SettlementKind;
+pub(crate) use self::summary::{ClaimSummary, SettleSummary};
 use crate::figures::{DeliveryFigures, QueueFigures};
-use crate::life::{Event, Life, Subject, shortened};
+use crate::life::{Event, Life, Subject};
 use crate::trace::SpanContext;
 
 /// Maximum number of lives in memory.
@@ -67,8 +71,18 @@ struct Given {
     trace: Option<SpanContext>,
 }
 
+/// What most calls ask, and find out without the lock.
+#[derive(Default)]
+struct Flags {
+    /// Deliveries with a recorded span that are remembered.
+    traced: AtomicUsize,
+    /// Lives are to be written to the store.
+    unwritten: AtomicBool,
+}
+
 #[derive(Default)]
 struct State {
+    flags: Arc<Flags>,
     queues: HashMap<QueueName, QueueFigures, RandomState>,
     /// Deliveries by the hash of their receipt.
     given: HashMap<u64, Given, FixedState>,
@@ -88,6 +102,7 @@ struct State {
 /// What one process observes. Shared by the store that it observes and those who ask.
 pub struct Observer {
     state: Mutex<State>,
+    flags: Arc<Flags>,
     clock: Arc<dyn Clock>,
     hasher: FixedState,
 }
@@ -101,7 +116,9 @@ impl Default for Observer {
 impl Observer {
     /// Observes by this clock.
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
-        Self { state: Mutex::default(), clock, hasher: FixedState::default() }
+        let state = State::default();
+        let flags = state.flags.clone();
+        Self { state: Mutex::new(state), flags, clock, hasher: FixedState::default() }
     }
 
     /// Now, in milliseconds since 1970.
@@ -188,6 +205,7 @@ impl Observer {
         for subject in &subjects {
             state.unwritten.remove(subject);
         }
+        state.flag_unwritten();
         subjects.iter().filter_map(|subject| state.lives.get(subject).cloned()).collect()
     }
 
@@ -197,11 +215,14 @@ impl Observer {
 
     /// The contexts of the spans of these deliveries, each if it is traced and out; `None` if none is, as most often.
     pub(crate) fn traces_of(&self, hashes: impl Iterator<Item = u64>) -> Option<Vec<Option<SpanContext>>> {
+        if self.flags.traced.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
         let state = self.state();
         let (mut contexts, mut untraced) = (Vec::new(), 0);
         for hash in hashes {
             let given = state.given.get(&hash);
-            match given.and_then(|given| given.trace).filter(|trace| trace.sampled) {
+            match given.and_then(Given::recorded) {
                 None if contexts.is_empty() => untraced += 1,
                 context => {
                     if contexts.is_empty() {
@@ -215,7 +236,7 @@ impl Observer {
     }
 
     pub(crate) fn has_unwritten(&self) -> bool {
-        !self.state().unwritten.is_empty()
+        self.flags.unwritten.load(Ordering::Relaxed)
     }
 
     /// A queue's policy was changed.
@@ -393,51 +414,6 @@ pub(crate) struct UncertainRepeat {
     at_ms: u64,
 }
 
-/// What is needed of a settle after it was passed on.
-pub(crate) struct SettleSummary {
-    /// The hash of its receipt.
-    pub delivery: u64,
-    settlement: SettlementKind,
-    completes: bool,
-}
-
-enum SettlementKind {
-    Ack,
-    Failed(Option<String>),
-    Deferred,
-}
-
-impl SettleSummary {
-    pub fn new(observer: &Observer, settle: &Settle) -> Self {
-        let settlement = match &settle.settlement {
-            Settlement::Ack => SettlementKind::Ack,
-            Settlement::Retry { error, .. } => SettlementKind::Failed(error.as_deref().map(shortened)),
-            Settlement::Reject { reason } | Settlement::Park { reason } => {
-                SettlementKind::Failed(Some(shortened(reason)))
-            }
-            Settlement::Defer { .. } => SettlementKind::Deferred,
-        };
-        let completes =
-            settle.claim.as_ref().is_some_and(|claim| matches!(claim.ending, ClaimEnding::Complete { .. }));
-        Self { delivery: observer.hash(&settle.receipt), settlement, completes }
-    }
-}
-
-/// What is needed of a claim after it was passed on.
-pub(crate) struct ClaimSummary {
-    id: hapax_core::EntryId,
-    /// Queue and hash of the receipt of the delivery that it is for.
-    pub delivery: Option<(QueueName, u64)>,
-}
-
-impl ClaimSummary {
-    pub fn new(observer: &Observer, request: &ClaimRequest) -> Self {
-        let delivery = request.delivery.as_ref();
-        let delivery = delivery.map(|(queue, receipt)| (queue.clone(), observer.hash(receipt)));
-        Self { id: request.id.clone(), delivery }
-    }
-}
-
 impl QueueFigures {
     fn claimed(&mut self, now_ms: u64, answer: &Result<Claim, ClaimError>) {
         match answer {
@@ -455,6 +431,11 @@ impl QueueFigures {
 }
 
 impl Given {
+    /// The context of its span, if that is recorded.
+    fn recorded(&self) -> Option<SpanContext> {
+        self.trace.filter(|trace| trace.sampled)
+    }
+
     fn event(&self) -> Event {
         Event::Delivered {
             delivery: self.delivery,
@@ -467,15 +448,14 @@ impl Given {
 
 impl State {
     fn queue(&mut self, queue: &QueueName) -> &mut QueueFigures {
-        if !self.queues.contains_key(queue) {
-            if self.queues.len() >= QUEUES_MAX
-                && let Some(name) = self.queues.keys().next().cloned()
-            {
-                self.queues.remove(&name);
-            }
-            self.queues.insert(queue.clone(), QueueFigures::default());
+        if self.queues.len() >= QUEUES_MAX
+            && !self.queues.contains_key(queue)
+            && let Some(name) = self.queues.keys().next().cloned()
+        {
+            self.queues.remove(&name);
         }
-        self.queues.get_mut(queue).expect("it was inserted if it was missing")
+        // The name is shared, and hashed once.
+        self.queues.entry(queue.clone()).or_default()
     }
 
     /// The life of a subject, made if there is none; it is to be written.
@@ -491,6 +471,7 @@ impl State {
             self.lives.insert(subject.clone(), Life::new(subject.clone(), queue.cloned()));
         }
         self.unwritten.insert(subject.clone());
+        self.flag_unwritten();
         self.lives.get_mut(subject).expect("it was inserted if it was missing")
     }
 
@@ -510,7 +491,32 @@ impl State {
         let Some(life) = self.lives.remove(&oldest) else { return Some(0) };
         self.history.dropped += 1;
         self.unwritten.remove(&oldest);
+        self.flag_unwritten();
         Some(life.kept_events())
+    }
+
+    fn flag_unwritten(&self) {
+        self.flags.unwritten.store(!self.unwritten.is_empty(), Ordering::Relaxed);
+    }
+
+    /// Remembers a delivery until it is settled.
+    fn remember(&mut self, hash: u64, given: Given) {
+        if given.recorded().is_some() {
+            self.flags.traced.fetch_add(1, Ordering::Relaxed);
+        }
+        let before = self.given.insert(hash, given);
+        if before.is_some_and(|before| before.recorded().is_some()) {
+            self.flags.traced.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets a delivery.
+    fn forget(&mut self, hash: u64) -> Option<Given> {
+        let given = self.given.remove(&hash)?;
+        if given.recorded().is_some() {
+            self.flags.traced.fetch_sub(1, Ordering::Relaxed);
+        }
+        Some(given)
     }
 
     /// The life of a delivered message. A new one begins with the delivery.
@@ -562,7 +568,7 @@ impl State {
             return uncertain;
         }
         self.latest.insert(delivery.id.0, hash);
-        self.given.insert(hash, given);
+        self.remember(hash, given);
         self.given_order.push_back(hash);
         self.trim_given();
         uncertain
@@ -653,7 +659,7 @@ impl State {
         settled: Settled,
     ) {
         let given = match settled {
-            Settled::Acked => self.given.remove(&hash),
+            Settled::Acked => self.forget(hash),
             _ => self.given.get(&hash).cloned(),
         };
         let Some(given) = given else {
@@ -741,7 +747,7 @@ impl State {
         given.late = true;
         let given = given.clone();
         if passed_on {
-            self.given.remove(&hash);
+            self.forget(hash);
             if self.latest.get(&given.id.0) == Some(&hash) {
                 self.latest.remove(&given.id.0);
             }
@@ -766,7 +772,7 @@ impl State {
         while self.given.len() > GIVEN_MAX
             && let Some(oldest) = self.given_order.pop_front()
         {
-            if let Some(given) = self.given.remove(&oldest)
+            if let Some(given) = self.forget(oldest)
                 && self.latest.get(&given.id.0) == Some(&oldest)
             {
                 self.latest.remove(&given.id.0);

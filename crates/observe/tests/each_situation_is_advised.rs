@@ -1,4 +1,5 @@
-//! Each rule about what happens in a queue, in its situation, made on a real store; and the same without the cause.
+//! Each rule about what happens in a queue, in its situation, made on a real store; and the same without the cause. [`SITUATIONS`] says
+//! where the others are.
 
 mod common;
 
@@ -8,6 +9,56 @@ use hapax_core::{
     NewMessage, OnDead, Owner, QueueAdmin as _, QueueConfig, QueueStore as _, Receive, Settle, Settlement,
     Tier,
 };
+
+/// Rules of the advisor, and the tests that make their situations on real stores and servers.
+const SITUATIONS: &[(&str, &str)] = &[
+    // What happens in a queue.
+    ("leases-expire", "cli/tests/a_short_lease_is_explained_and_mended.rs"),
+    ("leases-expire", "observe/tests/each_situation_is_advised.rs"),
+    ("scaling-loses-leases", "observe/tests/each_situation_is_advised.rs"),
+    ("lease-far-above-work", "observe/tests/each_situation_is_advised.rs"),
+    ("poison-messages", "observe/tests/each_situation_is_advised.rs"),
+    ("messages-die", "observe/tests/each_situation_is_advised.rs"),
+    ("messages-die", "conformance/src/observed_cases/o01_two_processes.rs"),
+    ("groups-halted", "observe/tests/each_situation_is_advised.rs"),
+    ("groups-halted", "conformance/src/observed_cases/o00_one_process.rs"),
+    ("keys-collide", "observe/tests/each_situation_is_advised.rs"),
+    ("ledger-never-hit", "observe/tests/each_situation_is_advised.rs"),
+    ("hot-group", "observe/tests/each_situation_is_advised.rs"),
+    ("queue-grows", "observe/tests/each_situation_is_advised.rs"),
+    // What is true of a store.
+    ("store-paused", "cli/tests/doctor_says_what_cannot_hold.rs"),
+    ("doubt-waits", "observe/tests/each_situation_is_advised.rs"),
+    ("keys-reused", "observe/tests/each_situation_is_advised.rs"),
+    ("many-in-doubt", "embedded/tests/ledger_doubt_is_bounded.rs"),
+    ("xmin-held", "cli/tests/doctor_examines_the_database.rs"),
+    ("redis-may-evict", "cli/tests/servers_share_redis.rs"),
+    ("relay-lags", "cli/tests/doctor_examines_the_database.rs"),
+    ("relay-lags", "cli/tests/relays_of_a_file_that_lag.rs"),
+    // What a worker finds when it starts.
+    ("ledger-ttl-too-short", "worker/tests/outcomes_outlive_their_messages.rs"),
+    ("ledger-ttl-below-redrive", "worker/tests/outcomes_outlive_their_messages.rs"),
+];
+
+#[test]
+fn every_rule_about_what_happens_has_its_situation() {
+    let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    for (code, file) in SITUATIONS {
+        let text =
+            std::fs::read_to_string(crates.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        // This file has the table, too.
+        let of_table = if file.ends_with("each_situation_is_advised.rs") {
+            SITUATIONS.iter().filter(|(of, _)| of == code).count()
+        } else {
+            0
+        };
+        let found = text.matches(&format!("\"{code}\"")).count();
+        assert!(found > of_table, "{file} has no test of {code}");
+    }
+    for rule in hapax_core::policy::tier::observed_codes() {
+        assert!(SITUATIONS.iter().any(|(code, _)| *code == rule), "no test makes the situation of {rule}");
+    }
+}
 
 fn config() -> QueueConfig {
     let mut config = QueueConfig { lease_ms: 10_000, ..QueueConfig::default() };
@@ -53,7 +104,7 @@ async fn a_lease_below_the_work_and_after_the_change_nothing() {
         message.starts_with("lease 10 s, P99 1") && message.contains("20 settles came too late"),
         "{message}"
     );
-    assert!(remedy.contains("set the lease to 20 s (`hapax queue set QUEUE --lease 20s`)"), "{remedy}");
+    assert!(remedy.contains("set the lease to 20 s (`hapax queue set jobs --lease 20s`)"), "{remedy}");
     let longer = QueueConfig { lease_ms: 20_000, ..config() };
     rig.store.set_queue(&rig.queue, longer, None).await.unwrap();
     work(&rig, 20, 11_000).await;
@@ -102,7 +153,7 @@ async fn a_message_that_always_fails() {
     }
     let (message, remedy) = finding(&rig, "poison-messages").await;
     assert!(
-        message.contains(&id.to_string()) && remedy.contains(&format!("hapax why QUEUE {id}")),
+        message.contains(&id.to_string()) && remedy.contains(&format!("hapax why jobs {id}")),
         "{message}; {remedy}"
     );
     let delivery = rig.receive("anna").await.unwrap();
@@ -222,7 +273,7 @@ async fn keys_that_collide_are_reused_or_in_doubt() {
 
 #[tokio::test]
 async fn a_ledger_that_never_stopped_anything_and_a_queue_that_grows() {
-    let rig = Rig::new(config().tier(Tier::EffectivelyOnce)).await;
+    let mut rig = Rig::new(config().tier(Tier::EffectivelyOnce)).await;
     let batch: Vec<_> = (0..100).map(|_| NewMessage::new("a")).collect();
     for round in 0..100 {
         rig.store.send(&rig.queue, batch.clone()).await.unwrap();
@@ -249,4 +300,20 @@ async fn a_ledger_that_never_stopped_anything_and_a_queue_that_grows() {
         rig.store.send(&rig.queue, batch.clone()).await.unwrap();
     }
     assert!(finding(&rig, "queue-grows").await.0.contains("20000 messages wait"));
+
+    // What waits since before a restart does not grow by itself.
+    rig.restart().await;
+    assert_eq!(codes(&rig).await, [""; 0]);
+    for round in 0..20 {
+        let grows = codes(&rig).await.contains(&"queue-grows".to_owned());
+        assert_eq!(grows, round >= 10, "{round}");
+        rig.store.send(&rig.queue, batch.clone()).await.unwrap();
+    }
+    for _ in 0..11 {
+        assert!(codes(&rig).await.contains(&"queue-grows".to_owned()));
+        let deliveries = rig.store.receive(&rig.queue, Receive::up_to(100)).await.unwrap();
+        let settles = deliveries.into_iter().map(|delivery| Settle::ack(delivery.receipt)).collect();
+        rig.store.settle(&rig.queue, settles).await.unwrap();
+    }
+    assert_eq!(codes(&rig).await, [""; 0], "consumers keep up");
 }

@@ -24,6 +24,7 @@ const PLACES: &[Place] = &[
     place("DeliveryFigures", "crates/observe/src/", &["figures"]),
     place("HistoryFigures", "crates/observe/src/observer.rs", &["history"]),
     place("RelayCounts", "crates/relay/src/", &["counts"]),
+    place("ProcessorCounts", "crates/kafka/src/processor/", &["counts"]),
 ];
 
 /// A counter, and what declares it.

@@ -331,9 +331,10 @@ macro_rules! process_counters {
             $($(#[doc = $help])+ counter $field),+
         }
 
+        #[doc = concat!("The cells of [`", stringify!($name), "`], which many threads count.")]
         #[derive(Debug, Default)]
         $cells_vis struct $cells {
-            $(pub $field: $crate::metrics::Counter,)+
+            $($(#[doc = $help])+ pub $field: $crate::metrics::Counter,)+
         }
 
         impl $cells {

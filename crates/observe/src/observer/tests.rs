@@ -1,5 +1,6 @@
 use hapax_core::{
-    DedupId, Extend, GroupId, ManualClock, NewMessage, QueueAdmin as _, QueueConfig, QueueStore as _, Receive,
+    DedupId, Extend, GroupId, ManualClock, NewMessage, QueueAdmin as _, QueueConfig, QueueStore as _,
+    Receive, Settle, Settlement,
 };
 use hapax_embedded::{Embedded, Options};
 use tempfile::TempDir;

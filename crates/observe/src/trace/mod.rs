@@ -13,7 +13,7 @@ mod publisher;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hapax_core::{Attribute, Attributes, Delivery, QueueName};
+use hapax_core::{Attribute, Attributes, Delivery, NewMessage, QueueName};
 use tokio::sync::mpsc;
 
 pub use self::context::{SpanContext, TRACEPARENT};
@@ -113,6 +113,12 @@ impl Tracer {
         }
         let injected = parent.is_none();
         Some(BegunSpan { context, parent: parent.map(|parent| parent.span), injected })
+    }
+
+    /// The spans of those sends that are sampled, with their places in the batch.
+    pub(crate) fn begin_sends(&self, batch: &mut [NewMessage]) -> Vec<(usize, BegunSpan)> {
+        let messages = batch.iter_mut().enumerate();
+        messages.filter_map(|(at, message)| Some((at, self.begin_send(&mut message.attributes)?))).collect()
     }
 
     /// The span of a delivery, if its message is sampled. The delivery gets its context.

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use hapax_core::outbox::{OutboxMessage, PublishAnswer, Publisher, SinkDescription, TRACEPARENT_HEADER};
+use hapax_core::outbox::{
+    OutboxMessage, PublishAnswer, PublishSource, Publisher, SinkDescription, TRACEPARENT_HEADER,
+};
 
 use super::{Span, SpanContext, SpanKind, Tracer, now_ns};
 
@@ -25,6 +27,38 @@ impl TracedPublisher {
         let parent = SpanContext::parse(message.headers.get(TRACEPARENT_HEADER)?)?;
         Some((parent, self.tracer.begin(Some(parent))?))
     }
+
+    async fn call(&self, source: Option<&PublishSource<'_>>, batch: &[OutboxMessage]) -> Vec<PublishAnswer> {
+        match source {
+            Some(source) => self.sink.publish_from(source, batch).await,
+            None => self.sink.publish(batch).await,
+        }
+    }
+
+    async fn traced(
+        &self,
+        source: Option<&PublishSource<'_>>,
+        batch: &[OutboxMessage],
+    ) -> Vec<PublishAnswer> {
+        let begun: Vec<_> = batch.iter().map(|message| self.begin(message)).collect();
+        if begun.iter().all(Option::is_none) {
+            return self.call(source, batch).await;
+        }
+        let start_ns = now_ns();
+        let mut traced = batch.to_vec();
+        for (message, begun) in traced.iter_mut().zip(&begun) {
+            if let Some((_, context)) = begun {
+                message.headers.insert(TRACEPARENT_HEADER.to_owned(), context.to_string());
+            }
+        }
+        let answers = self.call(source, &traced).await;
+        for ((message, begun), answer) in batch.iter().zip(begun).zip(&answers) {
+            if let Some((parent, context)) = begun {
+                self.tracer.finish(span(message, parent, context, start_ns, answer));
+            }
+        }
+        answers
+    }
 }
 
 #[async_trait]
@@ -34,24 +68,15 @@ impl Publisher for TracedPublisher {
     }
 
     async fn publish(&self, batch: &[OutboxMessage]) -> Vec<PublishAnswer> {
-        let begun: Vec<_> = batch.iter().map(|message| self.begin(message)).collect();
-        if begun.iter().all(Option::is_none) {
-            return self.sink.publish(batch).await;
-        }
-        let start_ns = now_ns();
-        let mut traced = batch.to_vec();
-        for (message, begun) in traced.iter_mut().zip(&begun) {
-            if let Some((_, context)) = begun {
-                message.headers.insert(TRACEPARENT_HEADER.to_owned(), context.to_string());
-            }
-        }
-        let answers = self.sink.publish(&traced).await;
-        for ((message, begun), answer) in batch.iter().zip(begun).zip(&answers) {
-            if let Some((parent, context)) = begun {
-                self.tracer.finish(span(message, parent, context, start_ns, answer));
-            }
-        }
-        answers
+        self.traced(None, batch).await
+    }
+
+    async fn publish_from(&self, source: &PublishSource<'_>, batch: &[OutboxMessage]) -> Vec<PublishAnswer> {
+        self.traced(Some(source), batch).await
+    }
+
+    fn released(&self, message: &OutboxMessage) {
+        self.sink.released(message);
     }
 }
 

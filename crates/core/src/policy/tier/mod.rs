@@ -208,6 +208,11 @@ fn rules() -> impl Iterator<Item = &'static rules::Rule> {
     rules::RULES.iter().chain(observed::RULES)
 }
 
+/// The codes of those rules of [`check`] that are about what was observed.
+pub fn observed_codes() -> impl Iterator<Item = &'static str> {
+    observed::RULES.iter().map(|rule| rule.code)
+}
+
 /// All codes of [`check`] and [`check_store`], with their severity. Stores have additional codes of their own.
 pub fn codes() -> BTreeMap<&'static str, Severity> {
     rules().map(|rule| (rule.code, rule.severity)).chain(store::codes()).collect()

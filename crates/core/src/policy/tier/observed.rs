@@ -77,6 +77,8 @@ const DEAD_PER_MILLE: u64 = 10;
 const CONFLICTS_MIN: u64 = 100;
 const CONFLICTS_PER_MILLE: u64 = 50;
 const READY_MIN: u64 = 10_000;
+/// Of fewer sends since the store was opened it is not told whether consumers keep up.
+const SENT_MIN: u64 = 1_000;
 const HOT_DELIVERED_MIN: u64 = 100;
 /// A lease is long if it is this many times the 99th percentile, and at least this long.
 const LONG_TIMES: u64 = 20;
@@ -342,7 +344,7 @@ fn hot_group(facts: &Facts) -> RuleResult {
 fn queue_grows(facts: &Facts) -> RuleResult {
     let stats = facts.stats.as_ref()?;
     let (sent, acked) = (stats.totals.sent, stats.totals.acked);
-    if stats.ready < READY_MIN || acked.saturating_mul(2) > sent {
+    if stats.ready < READY_MIN || sent < SENT_MIN || acked.saturating_mul(2) > sent {
         return None;
     }
     found(
