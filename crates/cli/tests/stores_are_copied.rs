@@ -3,15 +3,16 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::process::{Command, ExitCode, Stdio};
 
 use common::filled::{QUEUES, block_on, claim, complete, filled, one, queue, send, text};
 use common::postgres::database;
 use common::{Server, hapax, run};
-use hapax::copy::{CopyProgress, CopyReport, CopyRequest, copy, release};
-use hapax::core::store::SharedStore;
-use hapax::core::{Claim, CopyState, ExportedItem, TransferScope};
-use hapax::{Hapax, Priority, Receive, StoreError};
+use hapax::copy::{CopyError, CopyProgress, CopyReport, CopyRequest, copy, release};
+use hapax::core::store::{Browse, MessageState, MessageView, SharedStore};
+use hapax::core::{Claim, CopyState, EntryFilter, EntryState, EntryView, ExportedItem, Fence, TransferScope};
+use hapax::{EntryId, Hapax, Priority, Receive, Settle, Settlement, StoreError};
 use hapax_faults::PostgresServer;
 use tempfile::TempDir;
 
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         ("the_command_copies_and_releases", the_command),
         ("some_queues_are_copied_with_their_entries", some_queues),
         ("what_cannot_be_copied_is_refused_and_changes_nothing", refusals),
+        ("what_differs_after_the_copy_is_noticed_and_stays_closed", differences),
     ])
 }
 
@@ -121,6 +123,70 @@ fn sums(report: &CopyReport) -> Vec<(String, u64, String)> {
     report.parts.iter().filter_map(sum).collect()
 }
 
+/// The messages of all queues as they are shown, without their places. What is in flight comes as returned.
+async fn views(store: &SharedStore) -> BTreeMap<String, (&'static str, MessageView)> {
+    let mut all = BTreeMap::new();
+    for name in QUEUES {
+        let page = store.browse(&queue(name), Browse { limit: 1_000, ..Browse::default() }).await.unwrap();
+        assert!(page.next.is_none(), "{name} has more than one page");
+        for mut view in page.items {
+            view.sequence = 0;
+            if view.state == MessageState::InFlight {
+                view.state = MessageState::Ready;
+            }
+            if view.state != MessageState::Delayed {
+                view.due_ms = 0;
+            }
+            all.insert(view.id.to_string(), (name, view));
+        }
+    }
+    all
+}
+
+/// The entries of the ledger as they are shown, without fences. What is held comes as in doubt.
+async fn entries(store: &SharedStore) -> BTreeMap<String, EntryView> {
+    let page = store.entries(EntryFilter { limit: 1_000, ..EntryFilter::default() }).await.unwrap();
+    let normal = |mut entry: EntryView| {
+        entry.fence = Fence(0);
+        if entry.state != EntryState::Completed {
+            (entry.state, entry.lease_ms, entry.ended_ms, entry.prune_ms) =
+                (EntryState::InDoubt, 0, None, None);
+        }
+        (entry.id.to_string(), entry)
+    };
+    page.items.into_iter().map(normal).collect()
+}
+
+/// The messages and entries of a store, seen without an export: what both exports leave out would not be missed by their
+/// checksums.
+type Seen = (BTreeMap<String, (&'static str, MessageView)>, BTreeMap<String, EntryView>);
+
+async fn seen(store: &SharedStore) -> Seen {
+    (views(store).await, entries(store).await)
+}
+
+fn equal(before: &Seen, after: &Seen) {
+    for (id, view) in &before.0 {
+        assert_eq!(after.0.get(id), Some(view), "message {id}");
+    }
+    for (id, entry) in &before.1 {
+        assert_eq!(after.1.get(id), Some(entry), "entry {id}");
+    }
+    assert_eq!((before.0.len(), before.1.len()), (after.0.len(), after.1.len()));
+}
+
+/// A delivery that is over, and of which nothing is copied; gives its fence, as if the store's clock were an hour ahead.
+async fn gone_ahead(store: &SharedStore) -> u64 {
+    let transfer = store.transfer().unwrap();
+    let bound = transfer.fence_bound().await.unwrap();
+    transfer.raise_fence(Fence(bound.0 + 3_600_000_000)).await.unwrap();
+    send(store, "once", text("gone")).await;
+    let delivery = one(store, "once").await;
+    let ack = Settle::new(delivery.receipt, Settlement::Ack);
+    store.settle(&queue("once"), vec![ack]).await.unwrap().remove(0).unwrap();
+    delivery.fence.0
+}
+
 /// The highest fence of what a queue holds.
 async fn highest_fence(store: &SharedStore, name: &str) -> u64 {
     let page =
@@ -137,19 +203,24 @@ fn there_and_back(server: &'static PostgresServer) {
     let embedded = |folder: &TempDir| format!("embedded:{}", folder.path().display());
     let (first, last) = (embedded(&first), embedded(&last));
     let (database, _) = database(server);
-    block_on(async {
+    let (before, gone) = block_on(async {
         hapax::postgres::migrate(&database, &hapax::postgres::Options::default(), false).await.unwrap();
         let store = Hapax::open(&first).await.unwrap();
         filled(store.store()).await;
+        let gone = gone_ahead(store.store()).await;
+        let before = seen(store.store()).await;
         store.store().close().await.unwrap();
+        (before, gone)
     });
     let there = move_killed(&first, &database);
     // The database is the source now; a process that has it open sees that, too.
-    let open = block_on(async {
+    let (open, middle) = block_on(async {
         let open = Hapax::open(&database).await.unwrap();
+        equal(&before, &seen(open.store()).await);
         send(open.store(), "jobs-dead", text("known to this process")).await;
         one(open.store(), "jobs-dead").await;
-        open
+        let middle = seen(open.store()).await;
+        (open, middle)
     });
     let back = move_killed(&database, &last);
     let without = |sums: &[(String, u64, String)], left_out: &str| {
@@ -162,8 +233,10 @@ fn there_and_back(server: &'static PostgresServer) {
         refused(open.store(), &last).await;
         let (from, to) = (Hapax::open(&first).await.unwrap(), Hapax::open(&last).await.unwrap());
         refused(from.store(), &hapax::without_secrets(&database)).await;
+        equal(&middle, &seen(to.store()).await);
         let fence = highest_fence(from.store(), "jobs").await;
         works(to.store()).await;
+        let fence = fence.max(gone);
         assert!(one(to.store(), "jobs").await.fence.0 > fence, "the target's fences exceed the source's");
         let opened = release(from.store(), &[], "test").await.unwrap();
         assert_eq!(opened.len(), 1 + QUEUES.len());
@@ -325,6 +398,58 @@ fn some_queues(server: &'static PostgresServer) {
         assert!(matches!(claim(target.store(), "tenant-a/orders", "7").await, Ok(Claim::Granted(_))));
         send(target.store(), "once", text("new")).await;
     });
+}
+
+/// A target that has not what the source has: nothing is opened. Once it is deleted there, the copy can be completed.
+fn differences(server: &'static PostgresServer) {
+    let urgent = "hapax.q_ready SET body = 'changed' WHERE prio = 7";
+    for (differs, change) in [
+        ("queue jobs", format!("UPDATE {urgent}")),
+        ("queue jobs", "DELETE FROM hapax.q_ready WHERE prio = 7".to_owned()),
+        ("queue steps.fifo", "UPDATE hapax.q_fifo SET attempts = attempts + 1 WHERE grp = 'free'".to_owned()),
+        (
+            "the ledger",
+            "UPDATE hapax.ledger_entry SET outcome = '9' WHERE scope = 'tenant-a/orders'".to_owned(),
+        ),
+        ("the ledger", "DELETE FROM hapax.ledger_entry WHERE scope = 'tenant-b/orders'".to_owned()),
+    ] {
+        let (database, name_of_database) = database(server);
+        let folder = tempfile::tempdir().unwrap();
+        let from = format!("embedded:{}", folder.path().display());
+        block_on(async {
+            hapax::postgres::migrate(&database, &hapax::postgres::Options::default(), false).await.unwrap();
+            let (source, target) = (Hapax::open(&from).await.unwrap(), Hapax::open(&database).await.unwrap());
+            filled(source.store()).await;
+            let request = CopyRequest::new(&from, &database, "test");
+            let (mut pages, step) = (0, format!("Page {differs}"));
+            let mut tell = |progress: &CopyProgress| {
+                pages += u32::from(name(progress) == step);
+                if name(progress) == step && pages == 1 {
+                    server.sql(&name_of_database, &change).unwrap();
+                }
+            };
+            let error = copy(source.store(), target.store(), &request, &mut tell).await.unwrap_err();
+            let told = error.to_string();
+            assert!(matches!(&error, CopyError::Differs { what, .. } if what == differs), "{change}: {told}");
+            assert!(told.contains("--release") && told.contains("repeat"), "{told}");
+            let early = target.store().send(&queue("jobs"), vec![text("early")]).await.unwrap_err();
+            assert!(early.to_string().contains("is being copied from"), "{change}: {early}");
+            let late = source.store().send(&queue("jobs"), vec![text("late")]).await.unwrap_err();
+            assert!(matches!(late, StoreError::Moved(_)), "{change}: {late}");
+            // As the error says.
+            if let Some(queue_name) = differs.strip_prefix("queue ") {
+                target.store().delete_queue(&queue(queue_name)).await.unwrap();
+            } else {
+                for scope in ["tenant-a/orders", "tenant-b/orders"] {
+                    let id = EntryId::new(scope.parse().unwrap(), "7".parse().unwrap());
+                    drop(target.store().forget(&id, "test").await);
+                }
+            }
+            let report = copy(source.store(), target.store(), &request, &mut |_| {}).await.unwrap();
+            assert!(report.added() > 0, "{change}: {report:?}");
+            send(target.store(), "jobs", text("open")).await;
+        });
+    }
 }
 
 fn refusals(server: &'static PostgresServer) {

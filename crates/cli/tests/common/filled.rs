@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use hapax::core::store::SharedStore;
-use hapax::core::{Claim, ClaimEnding, ClaimRequest, EndClaim, Json, RecordedOutcome};
+use hapax::core::{Attribute, Claim, ClaimEnding, ClaimRequest, EndClaim, Json, RecordedOutcome};
 use hapax::{
     DeadLetterPolicy, EntryId, MessageId, NewMessage, OnDead, OnDoubt, Priority, QueueConfig, QueueName,
     Receive, Settle, Settlement, StoreError, Tier,
@@ -48,8 +48,11 @@ async fn settle(store: &SharedStore, of: &str, delivery: &hapax::Delivery, settl
 
 pub async fn claim(store: &SharedStore, scope: &str, key: &str) -> Result<Claim, StoreError> {
     let id = EntryId::new(scope.parse().unwrap(), key.parse().unwrap());
-    let request =
-        ClaimRequest { on_doubt: OnDoubt::Park, ..ClaimRequest::new(id, "me".parse().unwrap(), 3_600_000) };
+    let request = ClaimRequest {
+        on_doubt: OnDoubt::Park,
+        fingerprint: Some(format!("of-{key}").parse().unwrap()),
+        ..ClaimRequest::new(id, "me".parse().unwrap(), 3_600_000)
+    };
     Ok(store.claim(vec![request]).await?.remove(0).unwrap())
 }
 
@@ -57,7 +60,8 @@ pub async fn complete(store: &SharedStore, scope: &str, key: &str, outcome: &str
     let Claim::Granted(grant) = claim(store, scope, key).await.unwrap() else { panic!("{key} is free") };
     let id = EntryId::new(scope.parse().unwrap(), key.parse().unwrap());
     let outcome = RecordedOutcome::done(Json::parse(outcome).unwrap());
-    let ending = ClaimEnding::Complete { outcome, ttl_ms: 86_400_000 };
+    // Longer than an import keeps every entry.
+    let ending = ClaimEnding::Complete { outcome, ttl_ms: 30 * 86_400_000 };
     store.end(vec![EndClaim { id, token: grant.token, ending }]).await.unwrap().remove(0).unwrap();
 }
 
@@ -121,7 +125,8 @@ async fn jobs(store: &SharedStore) {
     settle(store, "jobs", &acked, Settlement::Ack).await;
     send(store, "jobs", text("flying")).await;
     one(store, "jobs").await;
-    send(store, "jobs", text("urgent").priority(Priority(7))).await;
+    let urgent = text("urgent").priority(Priority(7)).group("tenant-a".parse().unwrap());
+    send(store, "jobs", urgent.attribute("colour", Attribute::text("red"))).await;
     send(store, "jobs", text("later").deliver_at_ms(in_six_hours())).await;
     send(store, "jobs", text("known").dedup("waits".parse().unwrap())).await;
     send(store, "jobs", NewMessage::new(vec![0xff; 700_000])).await;
