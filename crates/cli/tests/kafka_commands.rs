@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hapax_faults::KafkaServer;
 use hapax_kafka::partition::{GroupMetadata, TopicPartition};
@@ -28,7 +28,9 @@ fn main() {
 }
 
 async fn transactions_lag_abort_and_check() {
-    let broker = KafkaServer::start(&["transaction.max.timeout.ms=600000"]).unwrap();
+    // It looks for transactions whose time is over once in an hour, so that one hangs.
+    let rare = "transaction.abort.timed.out.transaction.cleanup.interval.ms=3600000";
+    let broker = KafkaServer::start(&["transaction.max.timeout.ms=600000", rare]).unwrap();
     let address = broker.address().to_string();
     let folder = tempfile::tempdir().unwrap();
     let run =
@@ -37,11 +39,14 @@ async fn transactions_lag_abort_and_check() {
     config.transaction_timeout = Duration::from_mins(9);
     config.delivery_timeout = Duration::from_mins(2);
     let mut producer = Producer::connect(config).await.unwrap();
-    let topic = CreatableTopic::default()
-        .with_name(StrBytes::from_static_str("bills").into())
-        .with_num_partitions(1)
-        .with_replication_factor(1);
-    let create = CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(60_000);
+    let topic = |name: &'static str, partitions: i32| {
+        CreatableTopic::default()
+            .with_name(StrBytes::from_static_str(name).into())
+            .with_num_partitions(partitions)
+            .with_replication_factor(1)
+    };
+    let topics = vec![topic("bills", 1), topic("hanging", 1), topic("uneven", 2)];
+    let create = CreateTopicsRequest::default().with_topics(topics).with_timeout_ms(60_000);
     producer.cluster().call_any(&create, 5).await.unwrap();
 
     // One transaction that commits with an offset, one that stays open.
@@ -75,6 +80,40 @@ async fn transactions_lag_abort_and_check() {
         "the marker of the abort is there, too"
     );
     assert!(producer.commit().await.is_err(), "its producer is fenced");
+
+    // One whose time is over, and which the broker has not aborted.
+    let mut config = ProducerConfig::new(Connect::plain([address.clone()]), "hanging-1");
+    (config.transaction_timeout, config.delivery_timeout) = (Duration::from_secs(1), Duration::from_mins(2));
+    let mut hanging = Producer::connect(config).await.unwrap();
+    hanging.begin().unwrap();
+    hanging.send(NewRecord::new("hanging", "k", "c")).await.unwrap();
+    hanging.flush().await.unwrap();
+    let start = Instant::now();
+    while run(&["transactions", "--json"]).json()[0]["hangs"] != true {
+        assert!(start.elapsed() < common::PATIENCE, "it does not hang: {:?}", run(&["transactions"]));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let shown = run(&["transactions"]).ok();
+    assert!(shown.starts_with("hanging-1\tOngoing\t") && shown.contains("\thangs\thanging/0"), "{shown}");
+    assert!(run(&["abort", "hanging-1", "--yes"]).ok().starts_with("aborted; producer "));
+    assert_eq!(run(&["transactions"]).ok(), "");
+
+    // All records in one of two partitions.
+    producer = {
+        let config = ProducerConfig::new(Connect::plain([address.clone()]), "uneven-1");
+        Producer::connect(config).await.unwrap()
+    };
+    producer.begin().unwrap();
+    for _ in 0..1_000 {
+        let record = NewRecord { partition: Some(1), ..NewRecord::new("uneven", "k", "v") };
+        producer.send(record).await.unwrap();
+    }
+    producer.commit().await.unwrap();
+    let skewed = run(&["check", "--topic", "uneven"]).ok();
+    assert!(
+        skewed.contains("warning\tskew\t100%\tpartition 1 of topic uneven has 1001 of 1001 offsets"),
+        "{skewed}"
+    );
 
     // With one broker, too few copies are a warning.
     let checked =

@@ -119,6 +119,9 @@ pub enum SinkDedup {
     },
     /// The sink's owner promises to recognise the id.
     ByReceiver,
+    /// Messages and the ids of what was published are one transaction of the sink: nothing is repeated for readers that leave
+    /// aborted transactions out.
+    Transaction,
 }
 
 impl SinkDedup {
@@ -137,6 +140,9 @@ impl SinkDedup {
             }
             Self::ByReceiver => {
                 "a crash may repeat the last messages; the receiver recognises them by their id".to_owned()
+            }
+            Self::Transaction => {
+                "a crash repeats nothing for readers of committed transactions (read_committed)".to_owned()
             }
             Self::None => "a crash may repeat the last messages; consumers must recognise them".to_owned(),
         }
@@ -186,6 +192,42 @@ pub trait Publisher: Send + Sync {
     /// Publishes messages, and answers for each in order. Messages of one key are published in the order of the batch, and
     /// none of them after one that was not published.
     async fn publish(&self, batch: &[OutboxMessage]) -> Vec<PublishAnswer>;
+
+    /// The same for a relay. A sink that remembers by itself what was published needs to know whose messages they are; the others
+    /// do not.
+    async fn publish_from(&self, source: &PublishSource<'_>, batch: &[OutboxMessage]) -> Vec<PublishAnswer> {
+        let _ = source;
+        self.publish(batch).await
+    }
+
+    /// A held message that this sink has published is removed from the outbox.
+    fn released(&self, message: &OutboxMessage) {
+        let _ = message;
+    }
+}
+
+/// Where the messages of a call come from.
+pub struct PublishSource<'a> {
+    /// The outbox.
+    pub store: &'a dyn OutboxStore,
+    /// The route.
+    pub route: &'a str,
+    /// The name of the relay among those of the route.
+    pub relay: &'a str,
+    /// The buckets of the messages, as they were held when the messages were read.
+    pub buckets: &'a [SourceBucket],
+    /// The messages were set aside before: the outbox keeps each until it is released.
+    pub held: bool,
+}
+
+/// A bucket whose messages are published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceBucket {
+    /// The bucket and its fence.
+    pub lease: BucketLease,
+    /// The position that the outbox has recorded, if the relay knows it: messages up to there are not read again, apart from
+    /// held ones.
+    pub recorded: Option<u64>,
 }
 
 /// A bucket that a relay holds.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::private_server::Watch;
-use crate::{FaultProxy, Protocol};
+use crate::{FaultProxy, Protocol, RedisTls};
 
 /// Time for a broker to start. Java takes some seconds, on a busy machine many.
 const PATIENCE: Duration = Duration::from_mins(3);
@@ -41,10 +41,15 @@ const CLUSTER: &str = "SGFwYXhUZXN0Q2x1c3Rlcg";
 pub struct KafkaServer {
     address: SocketAddr,
     proxy: FaultProxy,
+    /// The listeners with encryption or authentication, by name.
+    secured: Vec<(&'static str, SocketAddr)>,
     // Before the folder, so that the broker ends first.
     watch: Mutex<Option<Watch>>,
     folder: TempDir,
 }
+
+/// Listeners of a secured broker beside the plain ones: name and protocol.
+const SECURED: [(&str, &str); 3] = [("TLS", "SSL"), ("SASL", "SASL_PLAINTEXT"), ("BOTH", "SASL_SSL")];
 
 impl KafkaServer {
     /// The version that the tests use.
@@ -83,7 +88,7 @@ impl KafkaServer {
     pub fn start_formatted(settings: &[&str], format: &[&str]) -> Result<Self, String> {
         let mut problem = String::new();
         for _ in 0..STARTS_MAX {
-            match Self::start_once(settings, format) {
+            match Self::start_once(settings, format, &[]) {
                 Ok(broker) => return Ok(broker),
                 Err(error) => problem = error,
             }
@@ -91,16 +96,83 @@ impl KafkaServer {
         Err(problem)
     }
 
-    fn start_once(settings: &[&str], format: &[&str]) -> Result<Self, String> {
+    /// Starts a broker with all kinds of listeners: [`KafkaServer::secured`] has those with encryption or authentication.
+    /// `alice` and `bob` are its users, with the passwords `alice-secret` and `bob-secret`, by PLAIN and both kinds of SCRAM.
+    /// Clients without a user may do everything, users only what access control lists allow. `tls` has to live as long as it.
+    ///
+    /// # Errors
+    /// If it is not installed or does not start; the text has its log.
+    pub fn start_secured(tls: &RedisTls, settings: &[&str]) -> Result<Self, String> {
+        let stores = format!(
+            "ssl.keystore.type=PEM\nssl.keystore.location={}\nssl.truststore.type=PEM\nssl.truststore.location={}",
+            tls.identity().display(),
+            tls.authority().display()
+        );
+        let plain = "org.apache.kafka.common.security.plain.PlainLoginModule required \
+                     user_alice=\"alice-secret\" user_bob=\"bob-secret\";";
+        let scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;";
+        let mut logins = Vec::new();
+        for listener in ["sasl", "both"] {
+            for (mechanism, module) in [("plain", plain), ("scram-sha-256", scram), ("scram-sha-512", scram)]
+            {
+                logins.push(format!("listener.name.{listener}.{mechanism}.sasl.jaas.config={module}"));
+            }
+        }
+        let rights = "sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512\n\
+                      authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
+                      super.users=User:ANONYMOUS";
+        let mut all = vec![stores.as_str(), rights];
+        all.extend(logins.iter().map(String::as_str));
+        all.extend(settings);
+        let users: Vec<String> = ["alice", "bob"]
+            .into_iter()
+            .flat_map(|user| {
+                ["SCRAM-SHA-256", "SCRAM-SHA-512"]
+                    .map(|kind| format!("{kind}=[name={user},password={user}-secret]"))
+            })
+            .collect();
+        let format: Vec<&str> = users.iter().flat_map(|user| ["--add-scram", user.as_str()]).collect();
+        let mut problem = String::new();
+        for _ in 0..STARTS_MAX {
+            match Self::start_once(&all, &format, &SECURED) {
+                Ok(broker) => return Ok(broker),
+                Err(error) => problem = error,
+            }
+        }
+        Err(problem)
+    }
+
+    /// The address of a secured broker's listener: `TLS`, `SASL` (without encryption) or `BOTH`.
+    ///
+    /// # Panics
+    /// If it has none of this name.
+    pub fn secured(&self, name: &str) -> SocketAddr {
+        let found = self.secured.iter().find(|(listener, _)| *listener == name);
+        found.unwrap_or_else(|| panic!("no listener {name}")).1
+    }
+
+    fn start_once(
+        settings: &[&str],
+        format: &[&str],
+        secured: &[(&'static str, &'static str)],
+    ) -> Result<Self, String> {
         let folder = TempDir::with_prefix("hapax-kafka-").map_err(|error| error.to_string())?;
-        let [own, proxied, controller] = free_ports();
+        let [own, proxied, controller, more @ ..] = free_ports();
+        let listeners: Vec<Listener> = secured
+            .iter()
+            .zip(more)
+            .map(|((name, protocol), port)| Listener { name, protocol, port })
+            .collect();
         let loopback = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
         let proxy =
             FaultProxy::start(loopback(proxied), Protocol::Kafka).map_err(|error| error.to_string())?;
-        let text = configuration(folder.path(), [own, proxied, controller], proxy.address(), settings);
+        let text =
+            configuration(folder.path(), [own, proxied, controller], proxy.address(), &listeners, settings);
         fs::write(folder.path().join("server.properties"), text).map_err(|error| error.to_string())?;
         fs::write(folder.path().join("log4j2.properties"), LOGGING).map_err(|error| error.to_string())?;
-        let broker = Self { address: loopback(own), proxy, watch: Mutex::default(), folder };
+        let secured = listeners.iter().map(|listener| (listener.name, loopback(listener.port))).collect();
+        let (address, watch) = (loopback(own), Mutex::default());
+        let broker = Self { address, proxy, secured, watch, folder };
         broker.format(format)?;
         broker.run()?;
         Ok(broker)
@@ -238,7 +310,6 @@ process.roles=broker,controller
 node.id=1
 inter.broker.listener.name=DIRECT
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=DIRECT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT
 auto.create.topics.enable=false
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=2
@@ -261,18 +332,30 @@ num.network.threads=2
 num.io.threads=4
 ";
 
+/// A listener with its port.
+struct Listener {
+    name: &'static str,
+    protocol: &'static str,
+    port: u16,
+}
+
 /// The text of the configuration. Of two lines with the same name, the later one holds.
 fn configuration(
     folder: &Path,
     [own, proxied, controller]: [u16; 3],
     proxy: SocketAddr,
+    more: &[Listener],
     settings: &[&str],
 ) -> String {
     let host = "127.0.0.1";
+    let list = |one: &dyn Fn(&Listener) -> String| more.iter().map(one).collect::<String>();
+    let places = list(&|listener| format!(",{}://{host}:{}", listener.name, listener.port));
+    let protocols = list(&|listener| format!(",{}:{}", listener.name, listener.protocol));
     let mut text = format!(
         "{SETTINGS}log.dirs={}\ncontroller.quorum.voters=1@{host}:{controller}\n\
-         listeners=DIRECT://{host}:{own},PROXIED://{host}:{proxied},CONTROLLER://{host}:{controller}\n\
-         advertised.listeners=DIRECT://{host}:{own},PROXIED://{proxy}\n",
+         listener.security.protocol.map=DIRECT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT{protocols}\n\
+         listeners=DIRECT://{host}:{own},PROXIED://{host}:{proxied},CONTROLLER://{host}:{controller}{places}\n\
+         advertised.listeners=DIRECT://{host}:{own},PROXIED://{proxy}{places}\n",
         folder.join("data").display(),
     );
     for setting in settings {
@@ -300,7 +383,7 @@ fn answers(address: SocketAddr) -> bool {
 }
 
 /// Different free ports.
-fn free_ports() -> [u16; 3] {
-    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+fn free_ports() -> [u16; 6] {
+    let listeners = [(); 6].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
     listeners.map(|listener| listener.local_addr().expect("it listens").port())
 }

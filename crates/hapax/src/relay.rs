@@ -40,6 +40,8 @@ const WEBHOOK: &str = "webhook+";
 const SQS: &str = "sqs+";
 /// How the URL of a NATS server begins.
 const NATS: &str = "nats://";
+/// How the URLs of Kafka clusters begin, without and with TLS.
+const KAFKA: [&str; 2] = ["kafka://", "kafkas://"];
 /// How the URL of an outbox in a SQLite file begins.
 const SQLITE: &str = "sqlite:";
 
@@ -56,7 +58,7 @@ pub struct RelayConfig {
     #[serde(serialize_with = "shown", skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// The sink: a store or server with a queue, `webhook+https://HOST/PATH`, `sqs+https://HOST/ACCOUNT/QUEUE`, or
-    /// `nats://HOST/PREFIX`; the server's own store if it is not given.
+    /// `nats://HOST/PREFIX`, or `kafka://HOST/PREFIX`; the server's own store if it is not given.
     #[serde(serialize_with = "shown", skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
     /// The queue, if the sink is a store or server.
@@ -121,7 +123,7 @@ impl RelayConfig {
             found.push(("topics", "topics: none would be published; leave it out for all".to_owned()));
         }
         let to = self.to.as_deref().unwrap_or_default();
-        let is_queue = ![WEBHOOK, SQS, NATS].iter().any(|scheme| to.starts_with(scheme));
+        let is_queue = ![WEBHOOK, SQS, NATS].iter().chain(&KAFKA).any(|scheme| to.starts_with(scheme));
         if is_queue && self.queue.is_none() {
             found.push(("queue", "queue: a store or server needs the name of a queue".to_owned()));
         }
@@ -205,6 +207,9 @@ pub async fn open_sink(
     if let Some(url) = to.filter(|to| to.starts_with(NATS)) {
         return Ok(Arc::new(NatsSink::open(url).await?));
     }
+    if let Some(url) = to.filter(|to| KAFKA.iter().any(|scheme| to.starts_with(scheme))) {
+        return open_kafka(url).await;
+    }
     let queue =
         config.queue.clone().ok_or_else(|| SinkError("queue: the queue's name is missing".to_owned()))?;
     let (store, place) = match (to, store) {
@@ -213,6 +218,17 @@ pub async fn open_sink(
         (None, None) => return Err(SinkError("to: the sink is missing".to_owned()).into()),
     };
     Ok(Arc::new(QueueSink::open(store, queue, &place).await?))
+}
+
+#[cfg(feature = "kafka")]
+async fn open_kafka(url: &str) -> Result<Arc<dyn Publisher>, Error> {
+    Ok(Arc::new(hapax_relay::sink::KafkaSink::open(url).await?))
+}
+
+#[cfg(not(feature = "kafka"))]
+async fn open_kafka(_url: &str) -> Result<Arc<dyn Publisher>, Error> {
+    let text = "to: this program was built without Kafka; build it with --features kafka";
+    Err(SinkError(text.to_owned()).into())
 }
 
 fn webhook_secret(config: &RelayConfig) -> Result<Option<String>, SinkError> {
@@ -250,9 +266,12 @@ mod tests {
         assert_eq!(fine.problems(), []);
         let webhook = RelayConfig { to: Some("webhook+http://x".to_owned()), ..RelayConfig::default() };
         assert_eq!(webhook.problems(), []);
+        let kafka = RelayConfig { to: Some("kafka://x".to_owned()), ..RelayConfig::default() };
+        assert_eq!(kafka.problems(), []);
         for (wrong, field) in [
             (RelayConfig { queue: None, ..fine.clone() }, "queue"),
             (RelayConfig { queue: fine.queue.clone(), ..webhook }, "queue"),
+            (RelayConfig { queue: fine.queue.clone(), ..kafka }, "queue"),
             (RelayConfig { name: String::new(), ..fine.clone() }, "name"),
             (RelayConfig { lease_ms: 10, ..fine.clone() }, "lease_ms"),
             (RelayConfig { stalled_ms: 10, ..fine.clone() }, "stalled_ms"),

@@ -37,7 +37,7 @@ pub enum AdminError {
     #[error(transparent)]
     Wire(#[from] WireError),
     /// The broker refused.
-    #[error("{what}: {error}")]
+    #[error("{what}: {error}{}", right(*error))]
     Refused {
         /// What was asked for.
         what: String,
@@ -46,7 +46,20 @@ pub enum AdminError {
     },
 }
 
-fn refused(what: impl Into<String>) -> impl FnOnce(ResponseError) -> AdminError {
+/// What a user lacks.
+fn right(error: ResponseError) -> &'static str {
+    match error {
+        ResponseError::TopicAuthorizationFailed
+        | ResponseError::GroupAuthorizationFailed
+        | ResponseError::TransactionalIdAuthorizationFailed
+        | ResponseError::ClusterAuthorizationFailed => {
+            "; the user needs the operation Describe on it: add an access control list (kafka-acls.sh)"
+        }
+        _ => "",
+    }
+}
+
+pub(crate) fn refused(what: impl Into<String>) -> impl FnOnce(ResponseError) -> AdminError {
     move |error| AdminError::Refused { what: what.into(), error }
 }
 
@@ -112,14 +125,27 @@ async fn ends(
     partitions: &[i32],
     isolation: i8,
 ) -> Result<HashMap<i32, i64>, AdminError> {
+    offsets_at(cluster, topic, partitions, isolation, END).await
+}
+
+/// Where a partition begins and ends, as times of a request for offsets.
+const BEGIN: i64 = -2;
+const END: i64 = -1;
+
+async fn offsets_at(
+    cluster: &Cluster,
+    topic: &str,
+    partitions: &[i32],
+    isolation: i8,
+    time: i64,
+) -> Result<HashMap<i32, i64>, AdminError> {
     cluster.forget_topic(topic);
     let leaders = cluster.leaders(topic).await?.map_err(refused(format!("topic {topic}")))?;
     let mut by_node: BTreeMap<i32, Vec<ListOffsetsPartition>> = BTreeMap::new();
     for &partition in partitions {
         let leader = usize::try_from(partition).ok().and_then(|place| leaders.get(place));
         if let Some(node) = leader.and_then(|leader| leader.node) {
-            // -1 is the end.
-            let asked = ListOffsetsPartition::default().with_partition_index(partition).with_timestamp(-1);
+            let asked = ListOffsetsPartition::default().with_partition_index(partition).with_timestamp(time);
             by_node.entry(node).or_default().push(asked);
         }
     }
@@ -217,7 +243,7 @@ async fn describe(
 /// What is known of a `transactional.id`; `None`: nothing, or no transaction of it is open.
 pub async fn transaction(cluster: &Cluster, id: &str) -> Result<Option<OpenTransaction>, AdminError> {
     let found = cluster.coordinator(CoordinatorKind::Transaction, id).await?;
-    let coordinator = found.map_err(refused(format!("the coordinator of {id}")))?;
+    let coordinator = found.map_err(refused(format!("the transactional id {id}")))?;
     let found = describe(cluster, &coordinator, vec![text(id).into()]).await?;
     Ok(found.into_iter().find(is_open))
 }
@@ -259,6 +285,18 @@ async fn metadata(cluster: &Cluster, topics: &[String]) -> Result<MetadataRespon
     let request =
         MetadataRequest::default().with_topics(Some(asked.collect())).with_allow_auto_topic_creation(false);
     Ok(cluster.call_any(&request, METADATA_MAX).await?.0)
+}
+
+/// Addresses of all brokers, by their ids.
+pub(crate) async fn broker_addresses(cluster: &Cluster) -> Result<BTreeMap<i32, String>, AdminError> {
+    Ok(brokers(&metadata(cluster, &[]).await?))
+}
+
+/// The address for changes of the cluster.
+pub(crate) async fn controller(cluster: &Cluster) -> Result<String, AdminError> {
+    let described = metadata(cluster, &[]).await?;
+    let address = brokers(&described).remove(&described.controller_id.0);
+    address.ok_or_else(|| refused("the controller")(ResponseError::NotController))
 }
 
 /// Addresses by the brokers' ids.
@@ -309,7 +347,7 @@ pub async fn check(cluster: &Cluster, wanted: &Wanted) -> Result<Findings, Admin
     let brokers = brokers(&described);
     check_timeout(cluster, wanted, &brokers, &mut found).await?;
     if let Some(id) = &wanted.transactional_id
-        && let Some(open) = transaction(cluster, id).await?
+        && let Some(Some(open)) = examined(transaction(cluster, id).await, &mut found)?
     {
         let (producer, epoch) = open.producer;
         let remedy = format!(
@@ -323,12 +361,19 @@ pub async fn check(cluster: &Cluster, wanted: &Wanted) -> Result<Findings, Admin
     for topic in &described.topics {
         let name = topic.name.as_ref().map(|name| name.to_string()).unwrap_or_default();
         if let Some(error) = topic.error_code.err() {
-            found.refused.push(Refusal::new("topic", name, format!("{error}; create it first")));
+            let remedy = match right(error) {
+                "" => "; create it first",
+                right => right,
+            };
+            found.refused.push(Refusal::new("topic", name, format!("{error}{remedy}")));
             continue;
         }
         partitions += topic.partitions.len();
+        let numbers: Vec<i32> = topic.partitions.iter().map(|part| part.partition_index).collect();
+        found.warnings.extend(skew(cluster, &name, &numbers).await?);
         let replication = topic.partitions.iter().map(|part| part.replica_nodes.len()).min().unwrap_or(0);
-        let in_sync = config(cluster, &brokers, 2, &name, "min.insync.replicas").await?;
+        let in_sync = config(cluster, &brokers, 2, &name, "min.insync.replicas").await;
+        let Some(in_sync) = examined(in_sync, &mut found)? else { continue };
         let in_sync = in_sync.and_then(|value| value.parse::<u32>().ok()).unwrap_or(1);
         let (key, value, least) = if replication < REPLICATION_MIN {
             ("replication factor", replication.to_string(), REPLICATION_MIN.to_string())
@@ -350,6 +395,21 @@ pub async fn check(cluster: &Cluster, wanted: &Wanted) -> Result<Findings, Admin
     Ok(found)
 }
 
+/// What was not permitted to be examined is a warning.
+fn examined<T>(asked: Result<T, AdminError>, found: &mut Findings) -> Result<Option<T>, AdminError> {
+    match asked {
+        Ok(answer) => Ok(Some(answer)),
+        Err(AdminError::Refused { what, error }) => {
+            let remedy = format!(
+                "{error}: it could not be examined; allow it (kafka-acls.sh), or look at it yourself"
+            );
+            found.warnings.push(Refusal::new("access control list", what, remedy));
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 async fn check_timeout(
     cluster: &Cluster,
     wanted: &Wanted,
@@ -358,7 +418,8 @@ async fn check_timeout(
 ) -> Result<(), AdminError> {
     let Some(timeout_ms) = wanted.transaction_timeout_ms else { return Ok(()) };
     for node in brokers.keys() {
-        let max = config(cluster, brokers, 4, &node.to_string(), "transaction.max.timeout.ms").await?;
+        let max = config(cluster, brokers, 4, &node.to_string(), "transaction.max.timeout.ms").await;
+        let Some(max) = examined(max, found)? else { break };
         if let Some(max) = max.and_then(|value| value.parse::<u64>().ok())
             && timeout_ms > max
         {
@@ -372,6 +433,38 @@ async fn check_timeout(
     Ok(())
 }
 
+/// With fewer records one cannot tell.
+const SKEW_RECORDS_MIN: i64 = 1_000;
+
+/// Whether the largest partition has four fifths of all records, or three times an even share.
+fn is_skewed(most: i64, total: i64, partitions: i64) -> bool {
+    let enough = total >= SKEW_RECORDS_MIN && partitions > 1;
+    enough && (most * 5 >= total * 4 || (partitions > 3 && most * partitions >= total * 3))
+}
+
+/// A warning if one partition has most of a topic's records.
+async fn skew(cluster: &Cluster, topic: &str, partitions: &[i32]) -> Result<Option<Refusal>, AdminError> {
+    let count = partitions.len() as i64;
+    let begins = offsets_at(cluster, topic, partitions, 0, BEGIN).await?;
+    let ends = ends(cluster, topic, partitions, 0).await?;
+    let size = |partition: &i32| {
+        ends.get(partition).zip(begins.get(partition)).map_or(0, |(end, begin)| end - begin)
+    };
+    let total: i64 = partitions.iter().map(size).sum();
+    let Some((most, partition)) = partitions.iter().map(|partition| (size(partition), partition)).max()
+    else {
+        return Ok(None);
+    };
+    if !is_skewed(most, total, count) {
+        return Ok(None);
+    }
+    let remedy = format!(
+        "partition {partition} of topic {topic} has {most} of {total} offsets: the member that has it does most of the work, and more \
+         members will not help; use keys with more values"
+    );
+    Ok(Some(Refusal::new("skew", format!("{}%", most * 100 / total), remedy)))
+}
+
 async fn check_members(
     cluster: &Cluster,
     group: &str,
@@ -379,7 +472,8 @@ async fn check_members(
     found: &mut Findings,
 ) -> Result<(), AdminError> {
     let coordinator = cluster.coordinator(CoordinatorKind::Group, group).await?;
-    let coordinator = coordinator.map_err(refused(format!("the coordinator of group {group}")))?;
+    let coordinator = coordinator.map_err(refused(format!("the operation Describe on group {group}")));
+    let Some(coordinator) = examined(coordinator, found)? else { return Ok(()) };
     let request = DescribeGroupsRequest::default().with_groups(vec![text(group).into()]);
     let (answer, _) = cluster.call_at(&coordinator, &request, DESCRIBE_GROUPS_MAX).await?;
     let members = answer.groups.iter().map(|group| group.members.len()).sum::<usize>();
@@ -391,7 +485,7 @@ async fn check_members(
 }
 
 /// A value of the configuration of a topic (2) or a broker (4).
-async fn config(
+pub(crate) async fn config(
     cluster: &Cluster,
     brokers: &BTreeMap<i32, String>,
     kind: i8,
@@ -409,7 +503,31 @@ async fn config(
         Some(address) => cluster.call_at(address, &request, DESCRIBE_CONFIGS_MAX).await?,
         None => cluster.call_any(&request, DESCRIBE_CONFIGS_MAX).await?,
     };
+    if let Some(error) = answer.results.iter().find_map(|result| result.error_code.err()) {
+        let kind = if kind == 4 { "the cluster, for broker" } else { "topic" };
+        return Err(refused(format!("the operation DescribeConfigs on {kind} {name}"))(error));
+    }
     let mut configs = answer.results.iter().flat_map(|result| &result.configs);
     let found = configs.find(|config| config.name.as_str() == key);
     Ok(found.and_then(|config| config.value.as_ref()).map(ToString::to_string))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skew_is_told_from_an_even_share() {
+        for (most, total, partitions, skewed) in [
+            (999, 999, 2, false),
+            (1_000, 1_000, 1, false),
+            (800, 1_000, 2, true),
+            (799, 1_000, 3, false),
+            (750, 1_000, 4, true),
+            (299, 1_000, 10, false),
+            (300, 1_000, 10, true),
+        ] {
+            assert_eq!(is_skewed(most, total, partitions), skewed, "{most} of {total} in {partitions}");
+        }
+    }
 }

@@ -11,13 +11,14 @@ mod poller;
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use rdkafka::consumer::{CommitMode, Consumer as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use poller::{Context, Fetched, Native, Shared};
 
@@ -144,7 +145,10 @@ pub enum ConsumerError {
     /// The owner did not say in time where to begin.
     #[error("no position was given within {0} ms after partitions were assigned")]
     AssignTimedOut(u128),
-    /// librdkafka cannot continue, or the broker refuses this client.
+    /// The broker refuses this client; another start would not help.
+    #[error("the broker refuses the consumer: {0}")]
+    Refuses(String),
+    /// librdkafka cannot continue.
     #[error("the consumer has ended: {0}")]
     Fatal(String),
 }
@@ -190,6 +194,14 @@ pub struct Revocation {
     /// The partitions.
     pub partitions: Vec<TopicPartition>,
     _done: std::sync::mpsc::SyncSender<()>,
+    waited_for: Arc<AtomicBool>,
+}
+
+impl Revocation {
+    /// Whether the group still waits. Afterwards another member may have the partitions.
+    pub fn is_waited_for(&self) -> bool {
+        self.waited_for.load(Ordering::SeqCst)
+    }
 }
 
 /// A member of a consumer group. Dropping it leaves the group.
@@ -201,7 +213,12 @@ pub struct Consumer {
     records: mpsc::UnboundedReceiver<Fetched>,
     /// Records with another number are from before a rebalance or a seek.
     epochs: HashMap<TopicPartition, u64>,
+    /// Ends when the group was left.
+    left: oneshot::Receiver<()>,
 }
+
+/// Time to leave a group.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 
 impl fmt::Debug for Consumer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -220,8 +237,8 @@ impl Consumer {
         let (to_records, records) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::new(config, to_control));
         let context = Context(shared.clone());
-        let native = poller::start(config, context, to_records)?;
-        Ok(Self { native, shared, control, records, epochs: HashMap::new() })
+        let (native, left) = poller::start(config, context, to_records)?;
+        Ok(Self { native, shared, control, records, epochs: HashMap::new(), left })
     }
 
     /// The next event. Rebalances come before the records that wait. Safe to cancel.
@@ -289,15 +306,36 @@ impl Consumer {
 
     /// Continues at another offset of an assigned partition. Records that wait are dropped.
     pub fn seek(&mut self, at: &TopicPartition, offset: i64) {
-        let epoch = self.shared.seek(at, offset);
         if let Some(current) = self.epochs.get_mut(at) {
-            *current = epoch;
+            *current = self.shared.seek(at, offset, *current);
         }
     }
 
-    /// The member's identity in the group at this moment, for a transaction that commits offsets.
+    /// The member's identity in the group at this moment.
     pub fn group_metadata(&self) -> Option<GroupMetadata> {
         group::metadata(self.native.upgrade()?.as_ref())
+    }
+
+    /// The member's identity for a transaction that commits offsets of these partitions; `None` if it is in no generation of
+    /// the group, or one of them was revoked, even if the owner was not told yet. Those of a revocation that is still waited
+    /// for may be committed.
+    ///
+    /// The identity is read first. A partition is taken off the list of the assigned ones, and a revocation ends, before the
+    /// group goes on to the generation in which another member gets it. So whatever passes belongs to the identity's
+    /// generation, and the broker refuses the offsets once that is over.
+    pub fn owner_of(
+        &self,
+        partitions: &[TopicPartition],
+        revocation: Option<&Revocation>,
+    ) -> Option<GroupMetadata> {
+        let identity = self.group_metadata()?;
+        // A broker takes offsets without a member from anyone.
+        let is_member = identity.generation >= 0 && !identity.member.is_empty();
+        let may = |at: &TopicPartition| match revocation {
+            Some(revocation) if revocation.partitions.contains(at) => revocation.is_waited_for(),
+            _ => self.epochs.get(at).is_some_and(|epoch| self.shared.is_assigned(at, *epoch)),
+        };
+        (is_member && partitions.iter().all(may)).then_some(identity)
     }
 
     /// Commits offsets of the next records to the broker, without waiting.
@@ -312,6 +350,23 @@ impl Consumer {
             && let Err(error) = native.commit(&list, CommitMode::Async)
         {
             tracing::debug!(%error, "offsets were not committed to the broker");
+        }
+    }
+}
+
+impl Consumer {
+    /// Leaves the group, and waits for that, but not for longer than 10 s. Partitions that it has are let go of at once.
+    pub async fn close(&mut self) {
+        self.shared.stop();
+        let events = async {
+            // Dropping a revocation answers it.
+            while self.control.recv().await.is_some() {}
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            _ = &mut self.left => {}
+            () = events => {}
+            () = tokio::time::sleep(CLOSE_WAIT_MAX) => tracing::warn!("the group was not left in time"),
         }
     }
 }

@@ -9,14 +9,19 @@
 //! | [`wire`] | connections with bounds on time and size, TLS, SASL, metadata, coordinators |
 //! | [`machine`] | the producer's states, without input or output, checked by a model |
 //! | [`producer`] | the transactional producer: both together |
+//! | [`publisher`] | records that belong together, with or without a transaction |
+//! | [`compacted`] | the last committed value of a key in a compacted topic |
 //! | [`partition`] | names of partitions and of members of groups |
 //! | [`admin`] | lag, open transactions, and the checks before the first record |
 //! | `consumer` | librdkafka's consumer behind a narrow seam; feature `consumer` |
 //! | `processor` | consume, handle, produce: offsets and output in one transaction; feature `consumer` |
 //! | `to_database` | records into a database, each once; feature `consumer` |
+//! | [`share`] | a share group as a source of a worker: leases, retries, dead letters |
 //! | [`refusal`] | configuration that is refused before a connection is made |
+//! | [`security`] | TLS and SASL, once for both clients |
 
 pub mod admin;
+pub mod compacted;
 #[cfg(feature = "consumer")]
 pub mod consumer;
 pub mod machine;
@@ -24,7 +29,10 @@ pub mod partition;
 #[cfg(feature = "consumer")]
 pub mod processor;
 pub mod producer;
+pub mod publisher;
 pub mod refusal;
+pub mod security;
+pub mod share;
 #[cfg(feature = "consumer")]
 pub mod to_database;
 pub mod wire;

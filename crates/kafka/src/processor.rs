@@ -7,7 +7,10 @@
 //! | trouble | what it does |
 //! |---|---|
 //! | the handler fails, a record is not written, offsets are refused | aborts, goes back to the batch's first records |
-//! | partitions are revoked | commits within the consumer's bound if the batch holds records of them, else aborts |
+//! | the handler rejects a record, or fails as often as it may | the record goes to the dead-letter topic, or the processor ends |
+//! | partitions are revoked, and the batch holds records of them | commits within `revoke_timeout`, or aborts |
+//! | the same, and the commit was sent and is not answered in time | lets go of them, and settles the commit: the next owner waits for it |
+//! | partitions were taken before the commit began | aborts |
 //! | partitions are lost | aborts if the batch holds records of them |
 //! | a commit stays unanswered | asks the coordinator to settle it, and continues at the committed offsets |
 //! | another instance took the transactional id | ends with both identities |
@@ -15,11 +18,13 @@
 
 mod batch;
 mod client;
+mod counts;
 mod run;
 
 use std::time::Duration;
 
 pub use client::{Client, KafkaClient};
+pub use counts::{ProcessorCells, ProcessorCounts};
 pub use run::Processor;
 
 use crate::consumer::{ConsumerError, Record};
@@ -34,7 +39,30 @@ pub trait Handler: Send {
         &mut self,
         record: &Record,
         output: &mut Vec<NewRecord>,
-    ) -> impl Future<Output = Result<(), String>> + Send;
+    ) -> impl Future<Output = Result<(), Failure>> + Send;
+}
+
+/// Why a record was not handled. Its outputs are dropped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// Another attempt may succeed.
+    Retry(String),
+    /// No attempt will succeed: the record goes to the dead-letter topic at once.
+    Reject(String),
+    /// No record can be handled, whatever it is: the processor ends, and the record is the next one's.
+    Stop(String),
+}
+
+impl From<String> for Failure {
+    fn from(reason: String) -> Self {
+        Self::Retry(reason)
+    }
+}
+
+impl From<&str> for Failure {
+    fn from(reason: &str) -> Self {
+        Self::Retry(reason.to_owned())
+    }
 }
 
 /// When a batch is committed, and what happens to records that cannot be handled.
@@ -52,7 +80,7 @@ pub struct ProcessorConfig {
     pub revoke_timeout: Duration,
     /// How often a record is tried. Default 5.
     pub attempts_max: u32,
-    /// The topic for records that failed as often. `None`: the processor ends.
+    /// The topic for records that failed as often, or were rejected. `None`: the processor ends.
     pub dead_letters: Option<String>,
 }
 
@@ -95,7 +123,7 @@ pub enum ProcessorError {
     /// The consumer has ended.
     #[error(transparent)]
     Consumer(#[from] ConsumerError),
-    /// A record failed as often as it may, and there is no dead-letter topic.
+    /// A record failed as often as it may, or was rejected, and there is no dead-letter topic.
     #[error("{at} at offset {offset} failed {attempts} times: {reason}")]
     Handler {
         /// The record's partition.
@@ -107,4 +135,7 @@ pub enum ProcessorError {
         /// The last failure.
         reason: String,
     },
+    /// The handler cannot handle any record.
+    #[error("the handler cannot continue: {0}")]
+    Stopped(String),
 }

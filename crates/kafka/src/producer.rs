@@ -16,6 +16,7 @@
 //! [`Producer::flush`], [`Producer::commit`] or [`Producer::abort`] continues with the same bytes.
 
 mod error;
+mod idempotent;
 mod offsets;
 mod produce;
 mod record;
@@ -27,14 +28,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use indexmap::IndexMap;
+use kafka_protocol::messages::TransactionalId;
 
 pub use error::{Cause, ErrorKind, ProducerError};
-pub use record::NewRecord;
+pub use idempotent::IdempotentProducer;
+pub use kafka_protocol::error::ResponseError;
+pub use record::{NewRecord, partition_of};
 
 use crate::machine::{Identity, Machine, State};
 use crate::partition::{GroupMetadata, TopicPartition};
 use crate::refusal::{self, Refusal};
-use crate::wire::{Cluster, Connect};
+use crate::wire::{Cluster, Connect, text};
 
 /// How a producer works.
 #[derive(Debug, Clone)]
@@ -82,6 +86,8 @@ pub struct Producer {
     offsets: Option<(GroupMetadata, BTreeMap<TopicPartition, i64>)>,
     /// An EndTxn(commit) of this transaction may have reached the coordinator without an answer.
     uncertain: bool,
+    /// The coordinator may know this transaction: a request of it was not refused because of the identity.
+    known: bool,
     next_partition: usize,
 }
 
@@ -89,12 +95,24 @@ impl Producer {
     /// Connects, checks the cluster's transaction version, and takes the transactional id over: the transaction of a
     /// predecessor is ended, and the predecessor is fenced.
     pub async fn connect(config: ProducerConfig) -> Result<Self, ProducerError> {
+        let cluster = Arc::new(Cluster::new(config.connect.clone()));
+        Self::connect_on(cluster, config).await
+    }
+
+    /// The same over the connections of a cluster that others use too. `config.connect` is not used.
+    pub async fn connect_on(cluster: Arc<Cluster>, config: ProducerConfig) -> Result<Self, ProducerError> {
         if let Some(refused) = refusal::unstable(&config.transactional_id, std::process::id()) {
             let Refusal { value, remedy, .. } = refused;
             return Err(ProducerError::Refused { key: "transactional.id", value, remedy });
         }
-        let cluster = Arc::new(Cluster::new(config.connect.clone()));
-        let mut producer = Self {
+        let mut producer = Self::unconnected(cluster, config);
+        producer.require_version_2().await?;
+        producer.initialise().await?;
+        Ok(producer)
+    }
+
+    fn unconnected(cluster: Arc<Cluster>, config: ProducerConfig) -> Self {
+        Self {
             config,
             cluster,
             machine: Machine::default(),
@@ -103,11 +121,9 @@ impl Producer {
             unanswered: BTreeMap::new(),
             offsets: None,
             uncertain: false,
+            known: false,
             next_partition: 0,
-        };
-        producer.require_version_2().await?;
-        producer.initialise().await?;
-        Ok(producer)
+        }
     }
 
     /// The present identity.
@@ -168,6 +184,12 @@ impl Producer {
         Ok(())
     }
 
+    /// The id for requests; `None`: the producer has no transactions.
+    fn transactional_id(&self) -> Option<TransactionalId> {
+        let id = &self.config.transactional_id;
+        (!id.is_empty()).then(|| text(id).into())
+    }
+
     /// What belongs to the last transaction only.
     fn forget(&mut self) {
         self.waiting.clear();
@@ -175,6 +197,7 @@ impl Producer {
         self.unanswered.clear();
         self.offsets = None;
         self.uncertain = false;
+        self.known = false;
     }
 
     fn require_open(&self, call: &'static str) -> Result<(), ProducerError> {

@@ -5,6 +5,7 @@
 //! read its response.
 
 mod api;
+mod bounded;
 mod cluster;
 mod connection;
 mod error;
@@ -37,7 +38,7 @@ pub struct Connect {
     pub connect_timeout: Duration,
     /// Bound of one request and its response. Default 10 s.
     pub request_timeout: Duration,
-    /// Maximum size of a response. Default 16 MiB.
+    /// Maximum size of a response. Default 4 MiB. Memory for what it claims to have is bounded by this, see `wire/bounded.rs`.
     pub response_bytes_max: usize,
 }
 
@@ -56,7 +57,7 @@ impl Connect {
             sasl: None,
             connect_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(10),
-            response_bytes_max: 16 << 20,
+            response_bytes_max: 4 << 20,
         }
     }
 }

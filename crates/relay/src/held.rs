@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::StoreError;
-use hapax_core::outbox::{BucketLease, HeldMessage, OutboxMessage, PublishAnswer};
+use hapax_core::outbox::{BucketLease, HeldMessage, OutboxMessage, PublishAnswer, SourceBucket};
 use tokio::sync::watch;
 
 use crate::options::RelayOptions;
@@ -68,7 +68,10 @@ async fn retry_due(shared: &Shared) -> Result<Found, StoreError> {
     }
     shared.ownership.retry_only(due.iter().map(|held| held.message.bucket).collect());
     let batch: Vec<OutboxMessage> = due.iter().map(|held| held.message.clone()).collect();
-    let answers = shared.sink.publish(&batch).await;
+    let of_batch = |lease: &&BucketLease| batch.iter().any(|message| message.bucket == lease.bucket);
+    let buckets = leases.iter().filter(of_batch).map(|&lease| SourceBucket { lease, recorded: None });
+    let buckets: Vec<SourceBucket> = buckets.collect();
+    let answers = shared.sink.publish_from(&shared.source(&buckets, true), &batch).await;
     assert_eq!(answers.len(), batch.len(), "a sink answers for each message");
     let is_down = answers.iter().any(|answer| matches!(answer, PublishAnswer::Unavailable(_)));
     for (held, answer) in due.into_iter().zip(answers) {
@@ -127,6 +130,7 @@ async fn release(shared: &Shared, lease: BucketLease, message: &OutboxMessage) {
         match shared.store.release(route, relay, lease, message).await {
             Ok(None) => return shared.ownership.lose(&[lease.bucket]),
             Ok(Some(still_held)) => {
+                shared.sink.released(message);
                 if !still_held
                     && let Some(key) = message.ordered_key()
                     && let Some(of_bucket) = keys.get_mut(&lease.bucket)

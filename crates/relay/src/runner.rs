@@ -8,7 +8,7 @@ use hapax_core::StoreError;
 use hapax_core::mutant;
 use hapax_core::outbox::{
     Advance, BucketLease, HeldMessage, OutboxMessage, OutboxStore, Polled, PublishAnswer, Publisher,
-    SinkDescription,
+    SinkDescription, SourceBucket,
 };
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -138,17 +138,22 @@ async fn rotate(shared: Arc<Shared>) {
 
 /// Calls the sink with several batches at the same time. Returns what it answered for each message.
 async fn call(
-    sink: &Arc<dyn Publisher>,
+    shared: &Arc<Shared>,
     round: &Round,
     calls: Vec<Vec<usize>>,
+    read: &BTreeMap<u16, Read>,
 ) -> (Vec<usize>, Vec<PublishAnswer>) {
     let mut running = JoinSet::new();
     for indices in calls {
         let batch: Vec<OutboxMessage> =
             indices.iter().map(|&index| round.items[index].message.clone()).collect();
-        let sink = sink.clone();
+        let buckets: BTreeSet<u16> = batch.iter().map(|message| message.bucket).collect();
+        let buckets =
+            buckets.into_iter().filter_map(|bucket| read.get(&bucket).map(|read| read.source(bucket)));
+        let buckets: Vec<SourceBucket> = buckets.collect();
+        let shared = shared.clone();
         running.spawn(async move {
-            let answers = sink.publish(&batch).await;
+            let answers = shared.sink.publish_from(&shared.source(&buckets, false), &batch).await;
             assert_eq!(answers.len(), batch.len(), "a sink answers for each message");
             (indices, answers)
         });
@@ -168,6 +173,13 @@ async fn call(
 struct Read {
     fence: u64,
     position: u64,
+}
+
+impl Read {
+    fn source(self, bucket: u16) -> SourceBucket {
+        let lease = BucketLease { bucket, fence: self.fence };
+        SourceBucket { lease, recorded: Some(self.position) }
+    }
 }
 
 struct Rounds {
@@ -361,7 +373,7 @@ impl Rounds {
                 self.lose(open, &lost);
                 continue;
             }
-            let (indices, answers) = call(&shared.sink, &open.round, calls).await;
+            let (indices, answers) = call(&shared, &open.round, calls, &self.read).await;
             let retry = &shared.options.retry;
             let answered = open.round.answered(&indices, answers, || retry.delay_ms(1, fastrand::u64(..)));
             shared.counts.published.add_many(answered.published);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::StoreError;
 use hapax_core::metrics::{Metrics as _, Sample};
-use hapax_core::outbox::{OutboxStore, Publisher, RouteStatus, SinkDescription};
+use hapax_core::outbox::{OutboxStore, PublishSource, Publisher, RouteStatus, SinkDescription, SourceBucket};
 
 use crate::counts::{RelayCells, RelayCounts, RelayState};
 use crate::options::RelayOptions;
@@ -51,6 +51,12 @@ impl Shared {
             Mutex::new(Progress { at: Instant::now(), accepted: None, failing: None, problem: None });
         let (counts, ownership, tending, held, status) = Default::default();
         Self { store, sink, description, options, counts, ownership, tending, held, progress, status }
+    }
+
+    /// What a sink is told about the messages of these buckets.
+    pub fn source<'a>(&'a self, buckets: &'a [SourceBucket], held: bool) -> PublishSource<'a> {
+        let RelayOptions { route, relay, .. } = &self.options;
+        PublishSource { store: &*self.store, route, relay, buckets, held }
     }
 
     /// What waits for the route was read.

@@ -11,6 +11,7 @@ const INDEX: &str = "docs/errors/README.md";
 const FINDINGS: &[&str] = &[
     "crates/core/src/policy/tier/",
     "crates/embedded/src/environment.rs",
+    "crates/kafka/src/processor/counts.rs",
     "crates/postgres/src/findings.rs",
     "crates/redis/src/guard.rs",
 ];

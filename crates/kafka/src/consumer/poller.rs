@@ -14,7 +14,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use rdkafka::types::RDKafkaRespErr;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::{Assignment, ConsumerConfig, ConsumerError, Event, NewGroup, Record, Revocation, StartAt};
 use super::{StartAt::Committed, TopicPartition};
@@ -33,6 +33,16 @@ pub(super) struct Fetched {
     pub epoch: u64,
 }
 
+/// A request to continue at another offset.
+struct Seek {
+    at: TopicPartition,
+    offset: i64,
+    /// The assignment or seek that the owner knew of: after another one it is void.
+    before: u64,
+    /// Records with this number follow it.
+    epoch: u64,
+}
+
 /// What the thread and the owner share.
 pub(super) struct Shared {
     control: mpsc::UnboundedSender<Event>,
@@ -40,7 +50,7 @@ pub(super) struct Shared {
     epochs: Mutex<HashMap<TopicPartition, u64>>,
     /// Grows with each assignment and seek.
     epoch: AtomicU64,
-    seeks: Mutex<Vec<(TopicPartition, i64, u64)>>,
+    seeks: Mutex<Vec<Seek>>,
     queued_records: AtomicUsize,
     queued_bytes: AtomicUsize,
     stopped: AtomicBool,
@@ -75,11 +85,17 @@ impl Shared {
         self.queued_bytes.fetch_sub(record.bytes(), Ordering::SeqCst);
     }
 
-    /// Asks the thread for a seek; records with this number follow it.
-    pub fn seek(&self, at: &TopicPartition, offset: i64) -> u64 {
+    /// Asks the thread for a seek; records with the returned number follow it.
+    pub fn seek(&self, at: &TopicPartition, offset: i64, before: u64) -> u64 {
         let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) + 1;
-        self.seeks.lock().unwrap_or_else(PoisonError::into_inner).push((at.clone(), offset, epoch));
+        let seek = Seek { at: at.clone(), offset, before, epoch };
+        self.seeks.lock().unwrap_or_else(PoisonError::into_inner).push(seek);
         epoch
+    }
+
+    /// Whether a partition is assigned, with the number that the owner knows.
+    pub fn is_assigned(&self, at: &TopicPartition, epoch: u64) -> bool {
+        self.epochs().get(at) == Some(&epoch)
     }
 
     fn epochs(&self) -> MutexGuard<'_, HashMap<TopicPartition, u64>> {
@@ -223,9 +239,12 @@ impl Context {
             return;
         }
         let (done, wait) = sync_channel(1);
-        shared.tell(Event::Revoked(Revocation { partitions, _done: done }));
+        let waited_for = Arc::new(AtomicBool::new(true));
+        let revocation = Revocation { partitions, _done: done, waited_for: waited_for.clone() };
+        shared.tell(Event::Revoked(revocation));
         // Ends when the owner drops the event; nothing is ever sent.
         let _: Result<(), _> = wait.recv_timeout(shared.config.revoke_wait);
+        waited_for.store(false, Ordering::SeqCst);
     }
 }
 
@@ -246,13 +265,14 @@ pub(super) fn start(
     config: &ConsumerConfig,
     context: Context,
     records: mpsc::UnboundedSender<Fetched>,
-) -> Result<Weak<Native>, ConsumerError> {
+) -> Result<(Weak<Native>, oneshot::Receiver<()>), ConsumerError> {
     let failed = |error: KafkaError| ConsumerError::Config(error.to_string());
     let shared = context.0.clone();
     let native: Arc<Native> = Arc::new(native_config(config).create_with_context(context).map_err(failed)?);
     let topics: Vec<&str> = config.topics.iter().map(String::as_str).collect();
     native.subscribe(&topics).map_err(failed)?;
     let used = Arc::downgrade(&native);
+    let (leaves, left) = oneshot::channel();
     let thread = std::thread::Builder::new().name("hapax-kafka-consumer".into());
     let started = thread.spawn(move || {
         Poller {
@@ -266,9 +286,10 @@ pub(super) fn start(
         .run();
         // Closes the consumer on this thread, which may take its time.
         drop(native);
+        let _ = leaves.send(());
     });
     started.map_err(|error| ConsumerError::Fatal(error.to_string()))?;
-    Ok(used)
+    Ok((used, left))
 }
 
 fn native_config(config: &ConsumerConfig) -> ClientConfig {
@@ -277,6 +298,8 @@ fn native_config(config: &ConsumerConfig) -> ClientConfig {
         native.set(name, value);
     }
     let session_ms = config.session_timeout.as_millis().max(1);
+    // The thread polls all the time, except while the owner answers to a rebalance.
+    let poll_ms = session_ms.max((config.assign_wait + config.revoke_wait).as_millis()).max(60_000) * 2;
     native
         .set("bootstrap.servers", config.bootstrap.join(","))
         .set("group.id", &config.group)
@@ -289,8 +312,8 @@ fn native_config(config: &ConsumerConfig) -> ClientConfig {
         .set("allow.auto.create.topics", "false")
         .set("session.timeout.ms", session_ms.to_string())
         .set("heartbeat.interval.ms", (session_ms / 10).max(1).to_string())
-        // The thread polls all the time; a longer pause means that the process was stopped.
-        .set("max.poll.interval.ms", (session_ms.max(60_000) * 2).to_string())
+        // A longer pause means that the process was stopped.
+        .set("max.poll.interval.ms", poll_ms.to_string())
         .set("queued.max.messages.kbytes", "16384");
     native
 }
@@ -321,10 +344,9 @@ impl Poller<'_> {
 
     fn seek(&self) {
         let seeks = std::mem::take(&mut *self.shared.seeks.lock().unwrap_or_else(PoisonError::into_inner));
-        for (at, offset, epoch) in seeks {
+        for Seek { at, offset, before, epoch } in seeks {
             // One that was revoked meanwhile begins elsewhere when it comes back.
-            let Some(current) = self.shared.epochs().get(&at).copied() else { continue };
-            if current > epoch {
+            if self.shared.epochs().get(&at) != Some(&before) {
                 continue;
             }
             match self.native.seek(&at.topic, at.partition, Offset::Offset(offset), QUESTION) {
@@ -384,12 +406,25 @@ impl Poller<'_> {
                 self.shared.end(ConsumerError::OffsetGone(error.to_string()));
             }
             KafkaError::MessageConsumption(
-                RDKafkaErrorCode::Authentication
+                code @ (RDKafkaErrorCode::Authentication
                 | RDKafkaErrorCode::SaslAuthenticationFailed
                 | RDKafkaErrorCode::TopicAuthorizationFailed
-                | RDKafkaErrorCode::GroupAuthorizationFailed,
-            ) => self.shared.end(ConsumerError::Fatal(error.to_string())),
+                | RDKafkaErrorCode::GroupAuthorizationFailed),
+            ) => self.shared.end(ConsumerError::Refuses(self.missing(*code))),
             _ => self.shared.tell(Event::Problem(error.to_string())),
         }
+    }
+
+    /// What the user lacks.
+    fn missing(&self, code: RDKafkaErrorCode) -> String {
+        let config = &self.shared.config;
+        let resource = match code {
+            RDKafkaErrorCode::TopicAuthorizationFailed => format!("topic {}", config.topics.join(", ")),
+            RDKafkaErrorCode::GroupAuthorizationFailed => format!("group {}", config.group),
+            _ => return format!("{code}; look at user, password and mechanism"),
+        };
+        format!(
+            "{code}: the user needs the operation Read on {resource}; add an access control list (kafka-acls.sh)"
+        )
     }
 }

@@ -40,6 +40,10 @@ impl Batch {
         partitions.iter().any(|at| self.spans.contains_key(at))
     }
 
+    pub fn partitions(&self) -> Vec<TopicPartition> {
+        self.spans.keys().cloned().collect()
+    }
+
     /// Partitions that are no longer this member's do not belong to it.
     pub fn forget(&mut self, partitions: &[TopicPartition]) {
         for at in partitions {

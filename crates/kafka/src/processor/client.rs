@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{ProcessorConfig, ProcessorError};
-use crate::consumer::{Consumer, ConsumerConfig, Event};
+use crate::consumer::{Consumer, ConsumerConfig, Event, Revocation};
+use crate::machine::State;
 use crate::partition::{GroupMetadata, TopicPartition};
 use crate::producer::{NewRecord, Producer, ProducerConfig, ProducerError};
 
@@ -13,18 +14,27 @@ pub trait Client: Send {
     fn next(&mut self) -> impl Future<Output = Event> + Send;
     /// Continues at another offset of an assigned partition.
     fn seek(&mut self, at: &TopicPartition, offset: i64);
-    /// The member's identity at this moment.
-    fn group_metadata(&self) -> Option<GroupMetadata>;
+    /// The member's identity, if it has all of these partitions since their records were read, or gives them up by this
+    /// revocation. Offsets that are committed under it are refused by the broker after another member has got one of them.
+    fn owner_of(
+        &self,
+        partitions: &[TopicPartition],
+        revocation: Option<&Revocation>,
+    ) -> Option<GroupMetadata>;
     /// Begins a transaction.
     fn begin(&mut self) -> Result<(), ProducerError>;
     /// Adds a record to the transaction.
     fn send(&mut self, record: NewRecord) -> impl Future<Output = Result<(), ProducerError>> + Send;
-    /// Commits the transaction with the group's next offsets.
+    /// Commits the transaction with the group's next offsets. Safe to cancel; then either `commit_again` or `abort` follows.
     fn commit(
         &mut self,
         group: GroupMetadata,
         next: Vec<(TopicPartition, i64)>,
     ) -> impl Future<Output = Result<(), ProducerError>> + Send;
+    /// Whether the request to commit may have been sent: the transaction must not be aborted any more.
+    fn is_commit_sent(&self) -> bool;
+    /// Continues a commit that was cancelled.
+    fn commit_again(&mut self) -> impl Future<Output = Result<(), ProducerError>> + Send;
     /// Aborts the transaction.
     fn abort(&mut self) -> impl Future<Output = Result<(), ProducerError>> + Send;
     /// After a commit of unknown outcome: settles it, and returns the committed offsets of the partitions that have one.
@@ -33,6 +43,8 @@ pub trait Client: Send {
         group: &str,
         partitions: &[TopicPartition],
     ) -> impl Future<Output = Result<BTreeMap<TopicPartition, i64>, ProducerError>> + Send;
+    /// Leaves the group, within a bounded time.
+    fn close(&mut self) -> impl Future<Output = ()> + Send;
 }
 
 /// librdkafka's consumer with this crate's producer.
@@ -62,8 +74,13 @@ impl KafkaClient {
             let refused = ProducerError::Refused { key: "transaction.timeout.ms", value, remedy };
             return Err(refused.into());
         }
+        // A rebalance waits until a handler that runs has ended, and while a commit of unknown outcome is settled.
+        let (settling, delivery) = (producer.transaction_timeout, producer.delivery_timeout);
+        let mut consumer = consumer.clone();
+        consumer.revoke_wait = consumer.revoke_wait.max(processor.handler_timeout + processor.revoke_timeout);
+        consumer.assign_wait = consumer.assign_wait.max(settling + delivery * 2);
         let producer = Producer::connect(producer).await?;
-        Ok(Self { consumer: Consumer::start(consumer)?, producer })
+        Ok(Self { consumer: Consumer::start(&consumer)?, producer })
     }
 }
 
@@ -76,8 +93,12 @@ impl Client for KafkaClient {
         self.consumer.seek(at, offset);
     }
 
-    fn group_metadata(&self) -> Option<GroupMetadata> {
-        self.consumer.group_metadata()
+    fn owner_of(
+        &self,
+        partitions: &[TopicPartition],
+        revocation: Option<&Revocation>,
+    ) -> Option<GroupMetadata> {
+        self.consumer.owner_of(partitions, revocation)
     }
 
     fn begin(&mut self) -> Result<(), ProducerError> {
@@ -97,6 +118,14 @@ impl Client for KafkaClient {
         self.producer.commit().await
     }
 
+    fn is_commit_sent(&self) -> bool {
+        matches!(self.producer.state(), State::Committing | State::Unknown)
+    }
+
+    async fn commit_again(&mut self) -> Result<(), ProducerError> {
+        self.producer.commit().await
+    }
+
     async fn abort(&mut self) -> Result<(), ProducerError> {
         self.producer.abort().await
     }
@@ -108,5 +137,9 @@ impl Client for KafkaClient {
     ) -> Result<BTreeMap<TopicPartition, i64>, ProducerError> {
         self.producer.recover().await?;
         self.producer.committed(group, partitions).await
+    }
+
+    async fn close(&mut self) {
+        self.consumer.close().await;
     }
 }

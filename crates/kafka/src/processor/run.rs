@@ -1,12 +1,16 @@
 //! The loop of a processor.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::batch::Batch;
-use super::{Client, Handler, ProcessorConfig, ProcessorError, Totals};
-use crate::consumer::{Event, Record, StartAt};
+use super::{Client, Failure, Handler, ProcessorCells, ProcessorConfig, ProcessorError, Totals};
+use crate::consumer::{Event, Record, Revocation, StartAt};
 use crate::partition::TopicPartition;
-use crate::producer::{Cause, ErrorKind, NewRecord, ProducerError};
+use crate::producer::{ErrorKind, NewRecord, ProducerError};
 use crate::wire::Backoff;
 
 /// A processor over a [`Client`].
@@ -18,10 +22,23 @@ pub struct Processor<C, H> {
     batch: Batch,
     /// When the batch has to be committed.
     due: Option<Instant>,
-    /// The last record that failed, and how often.
-    failing: Option<(TopicPartition, i64, u32)>,
+    /// Records that failed and are not committed yet, by partition and offset. A batch may have several of them.
+    failing: HashMap<(TopicPartition, i64), Failed>,
     backoff: Backoff,
     totals: Totals,
+    counts: Arc<ProcessorCells>,
+}
+
+/// Time for the abort of what a failed run has left open, so that readers do not wait for its timeout.
+const LAST_ABORT_MAX: Duration = Duration::from_secs(5);
+
+/// How often a record failed, and the last reason.
+#[derive(Debug, Clone, Default)]
+struct Failed {
+    attempts: u32,
+    /// There is no further attempt.
+    is_last: bool,
+    reason: String,
 }
 
 impl<C: Client, H: Handler> Processor<C, H> {
@@ -33,25 +50,44 @@ impl<C: Client, H: Handler> Processor<C, H> {
             handler,
             batch: Batch::default(),
             due: None,
-            failing: None,
+            failing: HashMap::new(),
             backoff: Backoff::new(),
             totals: Totals::default(),
+            counts: Arc::default(),
         }
     }
 
-    /// Processes until `end` is ready; the batch under way is committed then. After an error the client must be dropped: the
-    /// next producer with the same transactional id ends what is open.
+    /// Counts into these cells, which several processors may share.
+    #[must_use]
+    pub fn counted_by(mut self, counts: Arc<ProcessorCells>) -> Self {
+        self.counts = counts;
+        self
+    }
+
+    /// Processes until `end` is ready; the batch under way is committed then, and the group is left. After an error the next
+    /// producer with the same transactional id ends what is open.
     pub async fn run(mut self, end: impl Future<Output = ()> + Send) -> Result<Totals, ProcessorError> {
+        let ended = self.run_until(end).await;
+        match &ended {
+            Err(ProcessorError::Producer(ProducerError::Fenced { .. })) => self.counts.producer_fenced.add(),
+            // What is not aborted here is aborted by the next start, or when it times out.
+            Err(_) if !self.batch.is_empty() && !self.client.is_commit_sent() => {
+                let _ = timeout(LAST_ABORT_MAX, self.client.abort()).await;
+            }
+            _ => {}
+        }
+        self.client.close().await;
+        ended.map(|()| self.totals)
+    }
+
+    async fn run_until(&mut self, end: impl Future<Output = ()> + Send) -> Result<(), ProcessorError> {
         tokio::pin!(end);
         loop {
             let due = self.due;
             tokio::select! {
                 biased;
-                () = &mut end => {
-                    self.commit().await?;
-                    return Ok(self.totals);
-                }
-                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.commit().await?,
+                () = &mut end => return self.commit(None).await,
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.commit(None).await?,
                 event = self.client.next() => self.take(event).await?,
             }
         }
@@ -65,19 +101,16 @@ impl<C: Client, H: Handler> Processor<C, H> {
                 assignment.start(positions);
             }
             Event::Revoked(revocation) => {
-                if self.batch.holds_any(&revocation.partitions) {
-                    let committed = timeout(self.config.revoke_timeout, self.commit()).await;
-                    match committed {
-                        Ok(done) => done?,
-                        Err(_) => self.give_up_commit(&revocation.partitions).await?,
-                    }
+                let partitions = revocation.partitions.clone();
+                if self.batch.holds_any(&partitions) {
+                    self.commit(Some(revocation)).await?;
                 }
-                drop(revocation);
+                self.failing.retain(|(at, _), _| !partitions.contains(at));
             }
             Event::Lost(partitions) => {
+                self.failing.retain(|(at, _), _| !partitions.contains(at));
                 if self.batch.holds_any(&partitions) {
-                    self.batch.forget(&partitions);
-                    self.abort().await?;
+                    self.abort(&partitions).await?;
                 }
             }
             Event::Problem(problem) => tracing::warn!(problem, "the consumer retries"),
@@ -91,73 +124,137 @@ impl<C: Client, H: Handler> Processor<C, H> {
             self.client.begin()?;
             self.due = Some(Instant::now() + self.config.batch_time_max);
         }
-        let mut output = Vec::new();
-        let handled = timeout(self.config.handler_timeout, self.handler.handle(&record, &mut output)).await;
-        let handled = handled.unwrap_or_else(|_| Err("the handler took too long".to_owned()));
-        // The record belongs to the batch also if it failed: the batch goes back to it.
+        // The record belongs to the batch also if it fails: the batch goes back to it.
         self.batch.add(&record);
-        if let Err(reason) = handled {
-            match self.failed(&record, reason)? {
-                None => return self.abort().await,
-                Some(letter) => {
-                    self.batch.dead += 1;
-                    output = vec![letter];
+        let output = match self.handle(&record).await {
+            Ok(output) => output,
+            Err(failure) => match self.failed(&record, failure)? {
+                None => return self.abort(&[]).await,
+                Some(letter) => vec![letter],
+            },
+        };
+        for output in output {
+            let letter = self.is_last(&record);
+            match self.client.send(output).await {
+                Ok(()) => {}
+                // Too large, for example. Others of this record may be sent already, so its letter has to wait.
+                Err(ProducerError::Record(reason)) if !letter => {
+                    let reason = format!("an output cannot be sent: {reason}");
+                    self.failed(&record, Failure::Reject(reason))?;
+                    self.batch.dead = 0;
+                    return self.abort(&[]).await;
                 }
-            }
-        }
-        for record in output {
-            if let Err(error) = self.client.send(record).await {
-                return self.unsent(error).await;
+                Err(ProducerError::Record(reason)) => {
+                    let reason = format!("its dead letter cannot be sent: {reason}");
+                    return Err(self.given_up(&record, &reason));
+                }
+                Err(error) => return self.unsent(error).await,
             }
         }
         let full = self.batch.records >= self.config.batch_records_max
             || self.batch.bytes >= self.config.batch_bytes_max;
-        if full { self.commit().await } else { Ok(()) }
+        if full { self.commit(None).await } else { Ok(()) }
+    }
+
+    /// Runs the handler, unless there is no further attempt for this record.
+    async fn handle(&mut self, record: &Record) -> Result<Vec<NewRecord>, Failure> {
+        if self.is_last(record) {
+            let failed = self.failing.get(&place(record)).cloned().unwrap_or_default();
+            return Err(Failure::Reject(failed.reason));
+        }
+        let mut output = Vec::new();
+        let limit = self.config.handler_timeout;
+        match timeout(limit, self.handler.handle(record, &mut output)).await {
+            Ok(handled) => handled.map(|()| output),
+            Err(_) => Err(Failure::Retry(format!("the handler took longer than {} ms", limit.as_millis()))),
+        }
+    }
+
+    fn is_last(&self, record: &Record) -> bool {
+        self.failing.get(&place(record)).is_some_and(|failed| failed.is_last)
     }
 
     /// Counts a failure of the handler. `None`: the record is tried again.
-    fn failed(&mut self, record: &Record, reason: String) -> Result<Option<NewRecord>, ProcessorError> {
-        let earlier = match &self.failing {
-            Some((at, offset, attempts)) if *at == record.at && *offset == record.offset => *attempts,
-            _ => 0,
+    fn failed(&mut self, record: &Record, failure: Failure) -> Result<Option<NewRecord>, ProcessorError> {
+        let (reason, rejected) = match failure {
+            Failure::Retry(reason) => (reason, false),
+            Failure::Reject(reason) => (reason, true),
+            Failure::Stop(reason) => return Err(ProcessorError::Stopped(reason)),
         };
-        let attempts = earlier + 1;
-        self.failing = Some((record.at.clone(), record.offset, attempts));
-        tracing::warn!(at = %record.at, offset = record.offset, attempts, reason, "a record failed");
-        if attempts < self.config.attempts_max {
+        let failed = self.failing.entry(place(record)).or_default();
+        if !failed.is_last {
+            failed.attempts += 1;
+            failed.is_last = rejected || failed.attempts >= self.config.attempts_max;
+            let attempts = failed.attempts;
+            tracing::warn!(at = %record.at, offset = record.offset, attempts, reason, "a record failed");
+            failed.reason.clone_from(&reason);
+            self.counts.failures.add();
+        }
+        if !failed.is_last {
             return Ok(None);
         }
         match &self.config.dead_letters {
-            Some(topic) => Ok(Some(dead_letter(topic, record, &reason))),
-            None => Err(ProcessorError::Handler {
-                at: record.at.clone(),
-                offset: record.offset,
-                attempts,
-                reason,
-            }),
+            Some(topic) => {
+                self.batch.dead += 1;
+                Ok(Some(dead_letter(topic, record, &reason)))
+            }
+            None => Err(self.given_up(record, &reason)),
         }
     }
 
-    /// Commits the batch under way; afterwards there is none.
-    async fn commit(&mut self) -> Result<(), ProcessorError> {
+    fn given_up(&self, record: &Record, reason: &str) -> ProcessorError {
+        let attempts = self.failing.get(&place(record)).map_or(1, |failed| failed.attempts);
+        let (at, offset) = (record.at.clone(), record.offset);
+        ProcessorError::Handler { at, offset, attempts, reason: reason.to_owned() }
+    }
+
+    /// Commits the batch under way; afterwards there is none. If it is because partitions are revoked, they are let go of
+    /// within the bound.
+    async fn commit(&mut self, revocation: Option<Revocation>) -> Result<(), ProcessorError> {
         if self.batch.is_empty() {
             self.due = None;
             return Ok(());
         }
-        let Some(group) = self.client.group_metadata() else { return self.abort().await };
+        let revoked = revocation.as_ref().map(|it| it.partitions.clone()).unwrap_or_default();
+        let Some(group) = self.client.owner_of(&self.batch.partitions(), revocation.as_ref()) else {
+            return self.abort(&revoked).await;
+        };
         let name = group.group.clone();
-        let next = self.batch.next().collect();
-        match self.client.commit(group, next).await {
+        let next: Vec<_> = self.batch.next().collect();
+        let commit = self.client.commit(group, next);
+        let committed = match &revocation {
+            None => commit.await,
+            Some(_) => match timeout(self.config.revoke_timeout, commit).await {
+                Ok(committed) => committed,
+                Err(_) if !self.client.is_commit_sent() => return self.abort(&revoked).await,
+                Err(_) => {
+                    // A commit that was sent is never aborted. The next owner's start waits until it is settled.
+                    drop(revocation);
+                    self.client.commit_again().await
+                }
+            },
+        };
+        match committed {
             Ok(()) => {
                 self.totals.commits += 1;
                 self.totals.records += self.batch.records as u64;
                 self.totals.dead += self.batch.dead;
+                self.counts.commits.add();
+                self.counts.records.add_many(self.batch.records);
+                self.counts.dead.add_many(self.batch.dead as usize);
                 self.backoff = Backoff::new();
+                for (at, next) in self.batch.next() {
+                    self.failing.retain(|(failed, offset), _| *failed != at || *offset >= next);
+                }
                 self.clear();
                 Ok(())
             }
             Err(error) if error.kind() == ErrorKind::Unknown => self.settle(&name, error).await,
-            Err(error) => self.unsent(error).await,
+            Err(error) if error.kind() == ErrorKind::Abortable => {
+                tracing::warn!(%error, "the batch is tried again");
+                self.abort(&revoked).await
+            }
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -166,42 +263,24 @@ impl<C: Client, H: Handler> Processor<C, H> {
             return Err(error.into());
         }
         tracing::warn!(%error, "the batch is tried again");
-        self.abort().await
+        self.abort(&[]).await
     }
 
-    /// Aborts the batch under way, and goes back to its first records.
-    async fn abort(&mut self) -> Result<(), ProcessorError> {
+    /// Aborts the batch under way, and goes back to its first records, except in partitions that are gone.
+    async fn abort(&mut self, gone: &[TopicPartition]) -> Result<(), ProcessorError> {
         self.client.abort().await?;
         self.totals.aborts += 1;
+        self.counts.aborts.add();
+        self.batch.forget(gone);
         let first: Vec<_> = self.batch.first().collect();
         for (at, offset) in first {
             self.client.seek(&at, offset);
         }
         self.clear();
-        self.backoff.wait().await;
-        Ok(())
-    }
-
-    /// The commit took longer than the revocation allows.
-    async fn give_up_commit(&mut self, revoked: &[TopicPartition]) -> Result<(), ProcessorError> {
-        match self.client.abort().await {
-            Ok(()) => {
-                self.totals.aborts += 1;
-                self.batch.forget(revoked);
-                let first: Vec<_> = self.batch.first().collect();
-                for (at, offset) in first {
-                    self.client.seek(&at, offset);
-                }
-                self.clear();
-                Ok(())
-            }
-            // The commit was sent: it is never aborted. The next start settles it.
-            Err(ProducerError::Misuse(_)) => {
-                let cause = Cause::Other("partitions were revoked before the commit was answered".to_owned());
-                Err(ProducerError::Unknown { cause }.into())
-            }
-            Err(error) => Err(error.into()),
+        if gone.is_empty() {
+            self.backoff.wait().await;
         }
+        Ok(())
     }
 
     /// Continues where the committed offsets are.
@@ -215,6 +294,7 @@ impl<C: Client, H: Handler> Processor<C, H> {
             self.client.seek(&at, offset);
         }
         self.totals.settled += 1;
+        self.counts.settled.add();
         self.clear();
         Ok(())
     }
@@ -223,6 +303,10 @@ impl<C: Client, H: Handler> Processor<C, H> {
         self.batch = Batch::default();
         self.due = None;
     }
+}
+
+fn place(record: &Record) -> (TopicPartition, i64) {
+    (record.at.clone(), record.offset)
 }
 
 /// A record for the dead-letter topic: the record itself, with where it came from and why.

@@ -92,12 +92,29 @@ pub enum Cause {
     /// No response.
     #[error(transparent)]
     Wire(#[from] WireError),
+    /// The user lacks a right.
+    #[error(
+        "{error}: the user needs the operation {operation} on {resource}; add an access control list (kafka-acls.sh)"
+    )]
+    Denied {
+        /// The operation, as access control lists name it.
+        operation: &'static str,
+        /// The kind and name of the resource.
+        resource: String,
+        /// The broker's code.
+        error: ResponseError,
+    },
     /// Something else.
     #[error("{0}")]
     Other(String),
 }
 
 impl ProducerError {
+    /// Whether a broker refused the producer's identity.
+    pub(super) fn is_stale(&self) -> bool {
+        matches!(self, Self::Abort { cause: Cause::Broker(error), .. } if meaning(*error) == Meaning::Stale)
+    }
+
     /// What the caller has to do.
     pub fn kind(&self) -> ErrorKind {
         match self {

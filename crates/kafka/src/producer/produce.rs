@@ -59,6 +59,7 @@ impl Producer {
             };
             match &cause {
                 Cause::Broker(error) if meaning(*error) == Meaning::Forbidden => {
+                    let cause = self.named(cause, "Describe", topic);
                     return Err(self.forbidden(WHAT, cause));
                 }
                 _ if Instant::now() >= deadline => return Err(self.failed(WHAT, cause)),
@@ -86,7 +87,8 @@ impl Producer {
             let rest = records.split_off(count);
             let formed = records.iter().map(NewRecord::bytes).sum::<usize>();
             let batch = self.machine.batch(partition.clone(), i32::try_from(count).unwrap_or(i32::MAX))?;
-            let encoded = encode(batch, records).inspect_err(|_| self.machine.fail())?;
+            let transactional = self.transactional_id().is_some();
+            let encoded = encode(batch, records, transactional).inspect_err(|_| self.machine.fail())?;
             self.waiting_bytes = self.waiting_bytes.saturating_sub(formed);
             self.unanswered.insert(partition.clone(), encoded);
             if !rest.is_empty() {
@@ -115,15 +117,31 @@ impl Producer {
 
     /// One attempt with each leader. Returns the last failure that another attempt may mend.
     async fn deliver_once(&mut self) -> Result<Option<Cause>, ProducerError> {
+        let before = std::mem::replace(&mut self.known, true);
+        let delivered = self.deliver_to_leaders().await;
+        if delivered.as_ref().is_err_and(ProducerError::is_stale) {
+            self.known = before;
+        }
+        delivered
+    }
+
+    async fn deliver_to_leaders(&mut self) -> Result<Option<Cause>, ProducerError> {
         let mut failure = None;
         let mut by_leader: BTreeMap<String, Batches> = BTreeMap::new();
+        let mut denied = None;
         for (partition, batch) in &self.unanswered {
             match self.leader(partition).await {
                 Ok(address) => {
                     by_leader.entry(address).or_default().insert(partition.clone(), batch.clone());
                 }
+                Err(Cause::Broker(error)) if meaning(error) == Meaning::Forbidden => {
+                    denied = Some(self.named(Cause::Broker(error), "Write", &partition.topic));
+                }
                 Err(cause) => failure = Some(cause),
             }
+        }
+        if let Some(cause) = denied {
+            return Err(self.forbidden(WHAT, cause));
         }
         let mut calls = JoinSet::new();
         for (address, batches) in by_leader {
@@ -168,7 +186,7 @@ impl Producer {
         }
         let timeout_ms = self.config.connect.request_timeout.as_millis();
         ProduceRequest::default()
-            .with_transactional_id(Some(text(&self.config.transactional_id).into()))
+            .with_transactional_id(self.transactional_id())
             .with_acks(-1)
             .with_timeout_ms(i32::try_from(timeout_ms).unwrap_or(i32::MAX))
             .with_topic_data(
@@ -207,7 +225,10 @@ impl Producer {
                         self.cluster.forget_topic(&partition.topic);
                         failure = Some(cause);
                     }
-                    Meaning::Forbidden => return Err(self.forbidden(WHAT, cause)),
+                    Meaning::Forbidden => {
+                        let cause = self.named(cause, "Write", &partition.topic);
+                        return Err(self.forbidden(WHAT, cause));
+                    }
                     // A stale identity: the abort will tell whether the transaction timed out or was taken over.
                     Meaning::Stale | Meaning::Abort => return Err(self.failed(WHAT, cause)),
                 }
@@ -235,6 +256,24 @@ impl Producer {
     pub(super) fn failed(&mut self, what: &'static str, cause: Cause) -> ProducerError {
         self.machine.fail();
         ProducerError::Abort { what, cause }
+    }
+
+    /// Says which right is missing, if it is one: `operation` on the topics, or what the other resources need.
+    pub(super) fn named(&self, cause: Cause, operation: &'static str, topics: &str) -> Cause {
+        let Cause::Broker(error) = cause else { return cause };
+        let (operation, resource) = match error {
+            ResponseError::TopicAuthorizationFailed => (operation, format!("topic {topics}")),
+            ResponseError::TransactionalIdAuthorizationFailed => {
+                ("Write", format!("transactional id {}", self.config.transactional_id))
+            }
+            ResponseError::GroupAuthorizationFailed => {
+                let group = self.offsets.as_ref().map(|(group, _)| group.group.clone()).unwrap_or_default();
+                ("Read", format!("group {group}"))
+            }
+            ResponseError::ClusterAuthorizationFailed => ("IdempotentWrite", "the cluster".to_owned()),
+            error => return Cause::Broker(error),
+        };
+        Cause::Denied { operation, resource, error }
     }
 
     /// The same, and aborting it will not help.

@@ -63,7 +63,7 @@ impl NewRecord {
 }
 
 /// The partition of a key, as Kafka's Java clients choose it.
-pub(super) fn partition_of(key: &[u8], partitions: i32) -> i32 {
+pub fn partition_of(key: &[u8], partitions: i32) -> i32 {
     (murmur2(key) & i32::MAX) % partitions
 }
 
@@ -90,11 +90,15 @@ fn murmur2(data: &[u8]) -> i32 {
 }
 
 /// The records as one batch of the partition's log.
-pub(super) fn encode(batch: Batch, records: Vec<NewRecord>) -> Result<Bytes, ProducerError> {
+pub(super) fn encode(
+    batch: Batch,
+    records: Vec<NewRecord>,
+    transactional: bool,
+) -> Result<Bytes, ProducerError> {
     let now_ms = now_ms();
     let bytes = records.iter().map(NewRecord::bytes).sum::<usize>();
     let mut records: Vec<WireRecord> =
-        records.into_iter().map(|record| wire(batch, record, now_ms)).collect();
+        records.into_iter().map(|record| wire(batch, record, now_ms, transactional)).collect();
     for (record, offset) in records.iter_mut().zip(0_i32..) {
         record.offset = offset.into();
         record.sequence = batch.sequence.wrapping_add(offset);
@@ -106,9 +110,9 @@ pub(super) fn encode(batch: Batch, records: Vec<NewRecord>) -> Result<Bytes, Pro
     Ok(buffer.freeze())
 }
 
-fn wire(batch: Batch, record: NewRecord, now_ms: i64) -> WireRecord {
+fn wire(batch: Batch, record: NewRecord, now_ms: i64, transactional: bool) -> WireRecord {
     WireRecord {
-        transactional: true,
+        transactional,
         control: false,
         delete_horizon: false,
         partition_leader_epoch: NO_PARTITION_LEADER_EPOCH,

@@ -60,7 +60,7 @@ impl Producer {
         self.machine.initialise()?;
         let timeout_ms = self.config.transaction_timeout.as_millis();
         let request = InitProducerIdRequest::default()
-            .with_transactional_id(Some(text(&self.config.transactional_id).into()))
+            .with_transactional_id(self.transactional_id())
             .with_transaction_timeout_ms(i32::try_from(timeout_ms).unwrap_or(i32::MAX))
             // An initialisation that names the present identity would be refused after the coordinator has aborted the
             // transaction of that identity, hence none is named.
@@ -69,7 +69,12 @@ impl Producer {
         let deadline = Instant::now() + self.config.delivery_timeout;
         let mut backoff = Backoff::new();
         loop {
-            let cause = match self.coordinator(&request, INIT_VERSION).await {
+            let called = match self.transactional_id() {
+                Some(_) => self.coordinator(&request, INIT_VERSION).await,
+                // Any broker gives identities to producers without transactions.
+                None => self.cluster.call_any(&request, INIT_VERSION).await.map(first).map_err(Cause::Wire),
+            };
+            let cause = match called {
                 Ok(response) => match response.error_code.err() {
                     None => {
                         let (producer_id, epoch) = (response.producer_id.0, response.producer_epoch);
@@ -94,6 +99,7 @@ impl Producer {
                 Err(cause) => cause,
             };
             if !may_retry(&cause) {
+                let cause = self.named(cause, "Write", "");
                 return Err(ProducerError::Fatal { what: INIT, cause });
             }
             if Instant::now() >= deadline {
@@ -123,26 +129,42 @@ impl Producer {
             self.machine.seal(self.offsets.is_some())?;
         }
         if self.state() == State::Sealed {
-            let mut offsets = JoinSet::new();
-            if let Some(request) = self.offsets_request() {
-                let deadline = Instant::now() + self.config.delivery_timeout;
-                offsets.spawn(send_offsets(self.cluster.clone(), request, deadline));
+            let before = self.known;
+            let sent = self.deliver_with_offsets().await;
+            if sent.as_ref().is_err_and(ProducerError::is_stale) {
+                self.known = before;
             }
-            self.deliver().await?;
-            if let Some(sent) = offsets.join_next().await {
-                let sent = sent.unwrap_or_else(|error| Err(Cause::Other(error.to_string())));
-                sent.map_err(|cause| match &cause {
-                    Cause::Broker(error) if meaning(*error) == Meaning::Forbidden => {
-                        self.forbidden(OFFSETS, cause)
-                    }
-                    _ => self.failed(OFFSETS, cause),
-                })?;
-            }
+            sent?;
         }
         match self.machine.commit()? {
             Ending::Empty => Ok(()),
             Ending::Request(identity) => self.end_commit(identity).await,
         }
+    }
+
+    /// Sends the last batches and the offsets at the same time.
+    async fn deliver_with_offsets(&mut self) -> Result<(), ProducerError> {
+        let mut offsets = JoinSet::new();
+        if let Some(request) = self.offsets_request() {
+            self.known = true;
+            let deadline = Instant::now() + self.config.delivery_timeout;
+            offsets.spawn(send_offsets(self.cluster.clone(), request, deadline));
+        }
+        self.deliver().await?;
+        if let Some(sent) = offsets.join_next().await {
+            let sent = sent.unwrap_or_else(|error| Err(Cause::Other(error.to_string())));
+            sent.map_err(|cause| match &cause {
+                Cause::Broker(error) if meaning(*error) == Meaning::Forbidden => {
+                    let offsets = self.offsets.iter().flat_map(|(_, offsets)| offsets.keys());
+                    let mut topics: Vec<&str> = offsets.map(|at| &*at.topic).collect();
+                    topics.dedup();
+                    let cause = self.named(cause, "Read", &topics.join(", "));
+                    self.forbidden(OFFSETS, cause)
+                }
+                _ => self.failed(OFFSETS, cause),
+            })?;
+        }
+        Ok(())
     }
 
     /// Aborts the transaction. After [`ProducerError::Unavailable`] and after it was cancelled it may be called again.
@@ -209,7 +231,7 @@ impl Producer {
                 }
                 // No connection: the request was not sent.
                 Cause::Wire(WireError::Connect { .. }) => self.uncertain = before,
-                Cause::Wire(_) | Cause::Other(_) => {}
+                Cause::Wire(_) | Cause::Denied { .. } | Cause::Other(_) => {}
             }
             if Instant::now() >= deadline {
                 return Err(self.unknown(cause));
@@ -244,7 +266,7 @@ impl Producer {
         let (Some(ours), Some((theirs, state))) = (self.identity(), self.described().await) else {
             return Ok(());
         };
-        if !is_successor(ours, theirs, &state) {
+        if !is_successor(ours, theirs, &state, self.known) {
             return Ok(());
         }
         self.machine.fenced();
@@ -299,6 +321,10 @@ impl Producer {
     }
 }
 
+fn first<A, B>(pair: (A, B)) -> A {
+    pair.0
+}
+
 /// One attempt with a coordinator.
 pub(super) async fn call_coordinator<R: Call>(
     cluster: &Cluster,
@@ -321,15 +347,19 @@ pub(super) fn may_retry(cause: &Cause) -> bool {
     match cause {
         Cause::Broker(error) => matches!(meaning(*error), Meaning::Retry | Meaning::Moved),
         Cause::Wire(error) => error.is_transient(),
-        Cause::Other(_) => false,
+        Cause::Denied { .. } | Cause::Other(_) => false,
     }
 }
 
 /// Whether `theirs` was initialised after `ours`. The end of our transaction, by us or because it timed out, raises the
-/// epoch by one or two and leaves it ending or complete; an initialisation leaves it empty, at a higher epoch.
-fn is_successor(ours: Identity, theirs: Identity, state: &str) -> bool {
+/// epoch by one or two and leaves it ending or complete; an initialisation leaves it empty, at a higher epoch. A transaction
+/// that the coordinator does not know cannot have ended: then it was another producer's.
+fn is_successor(ours: Identity, theirs: Identity, state: &str, known: bool) -> bool {
     if theirs == ours {
         return false;
+    }
+    if !known {
+        return true;
     }
     let ended = state.starts_with("Prepare") || state.starts_with("Complete");
     let raised = i32::from(theirs.epoch) - i32::from(ours.epoch);
@@ -358,7 +388,8 @@ mod tests {
             (id(7, 7), "CompleteCommit", true),
             (id(8, 1), "Ongoing", true),
         ] {
-            assert_eq!(is_successor(ours, theirs, state), successor, "{theirs} {state}");
+            assert_eq!(is_successor(ours, theirs, state, true), successor, "{theirs} {state}");
+            assert_eq!(is_successor(ours, theirs, state, false), theirs != ours, "{theirs} {state}, unknown");
         }
     }
 }

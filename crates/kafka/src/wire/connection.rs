@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::client::TlsStream;
 
-use super::{Call, Connect, WireError, sasl, text};
+use super::{Call, Connect, WireError, bounded, sasl, text};
 
 /// The version of the first request, which every broker since 2.4 knows.
 const API_VERSIONS_VERSION: i16 = 3;
@@ -200,7 +200,7 @@ impl Connection {
                 self.invalid(format!("correlation id {} instead of {expected}", header.correlation_id))
             );
         }
-        R::Answer::decode(&mut body, version).map_err(|error| self.invalid(error.to_string()))
+        bounded::decode(body, version).map_err(|error| self.invalid(error))
     }
 
     fn encode<R: Call>(&self, request: &R, version: i16) -> Result<BytesMut, impl std::fmt::Display> {

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
-use hapax_faults::KafkaServer;
+use hapax_faults::{KafkaServer, RedisTls};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
@@ -24,6 +24,7 @@ pub enum Isolation {
 
 pub struct Broker {
     server: KafkaServer,
+    tls: RedisTls,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -38,7 +39,13 @@ impl Deref for Broker {
 impl Broker {
     pub fn start() -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        Self { server: KafkaServer::start(&[]).unwrap(), runtime: runtime.unwrap() }
+        let tls = RedisTls::new().unwrap();
+        Self { server: KafkaServer::start_secured(&tls, &[]).unwrap(), tls, runtime: runtime.unwrap() }
+    }
+
+    /// The certificates of its encrypted listeners.
+    pub fn tls(&self) -> &RedisTls {
+        &self.tls
     }
 
     /// Runs a case's future to its end.

@@ -7,8 +7,14 @@ mod admin;
 mod broker;
 mod consumers;
 mod delayed_commit;
+mod hostile;
+mod members;
 mod processor;
 mod producer;
+mod publisher;
+mod rebalances;
+mod security;
+mod sticky;
 mod the_broker;
 mod to_database;
 mod to_postgres;
@@ -45,6 +51,12 @@ fn main() {
     if processor::is_child() {
         return processor::run_child();
     }
+    if hostile::is_child() {
+        return hostile::run_child();
+    }
+    if members::is_child() {
+        return members::run_child();
+    }
     let arguments = Arguments::from_args();
     let installed = KafkaServer::jars();
     if let Err(why) = &installed {
@@ -54,9 +66,15 @@ fn main() {
         the_broker::cases(),
         delayed_commit::cases(),
         processor::cases(),
+        members::cases(),
         producer::cases(),
+        rebalances::cases(),
+        security::cases(),
+        sticky::cases(),
+        publisher::cases(),
         consumers::cases(),
         admin::cases(),
+        hostile::cases(),
         to_database::cases(),
         to_postgres::cases(),
     ];

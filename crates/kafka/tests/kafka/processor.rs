@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hapax_faults::{Action, Match};
 use hapax_kafka::consumer::{ConsumerConfig, Record};
-use hapax_kafka::processor::{Handler, KafkaClient, Processor, ProcessorConfig, ProcessorError};
+use hapax_kafka::processor::{Failure, Handler, KafkaClient, Processor, ProcessorConfig, ProcessorError};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
 use hapax_kafka::wire::Connect;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -25,6 +25,7 @@ pub fn cases() -> Vec<Case> {
         shared("processor_killed_gives_each_output_once_and_in_order", killed_gives_each_output_once),
         shared("processor_settles_a_commit_that_stays_unanswered", settles_an_unanswered_commit),
         shared("processor_gives_up_a_record_into_the_dead_letter_topic", dead_letters),
+        shared("processor_gives_up_several_records_of_one_batch", several_dead_letters),
         shared("processor_without_dead_letters_ends_at_a_bad_record", ends_at_a_bad_record),
     ]
 }
@@ -78,6 +79,8 @@ enum Fails {
     Once,
     /// The record with this value.
     At(&'static str),
+    /// 1 fails, 4 is rejected, the output of 7 is too large.
+    Variously,
 }
 
 struct Copier {
@@ -97,7 +100,7 @@ fn number(value: &[u8]) -> usize {
 }
 
 impl Handler for Copier {
-    async fn handle(&mut self, record: &Record, output: &mut Vec<NewRecord>) -> Result<(), String> {
+    async fn handle(&mut self, record: &Record, output: &mut Vec<NewRecord>) -> Result<(), Failure> {
         let value = record.value.clone().unwrap_or_default();
         output.push(NewRecord {
             topic: self.output.clone(),
@@ -108,9 +111,16 @@ impl Handler for Copier {
         });
         match self.fails {
             Fails::Once if number(&value) % 40 == 39 && self.failed.insert(value.clone()) => {
-                Err("once".to_owned())
+                Err("once".into())
             }
-            Fails::At(bad) if value == bad => Err("a bad record".to_owned()),
+            Fails::At(bad) if value == bad => Err("a bad record".into()),
+            Fails::Variously if value == "1" => Err("a bad record".into()),
+            Fails::Variously if value == "4" => Err(Failure::Reject("a rejected record".into())),
+            Fails::Variously if value == "7" => {
+                let large = NewRecord::new(&self.output, "key", vec![0; 1 << 20]);
+                output.push(large);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -310,6 +320,27 @@ fn dead_letters(broker: &Broker) {
     assert_eq!(broker.read(&output, Isolation::Committed), ["0", "3", "6", "1", "7", "2", "5", "8"]);
     assert_eq!(broker.read(letters, Isolation::Committed), ["4"]);
     assert_eq!(committed(broker, topic), [3, 3, 3]);
+}
+
+/// They are in the same batch: one that is given up must not be forgotten when the next one fails.
+fn several_dead_letters(broker: &Broker) {
+    let (topic, letters) = ("processor-several", "processor-several-letters");
+    fill(broker, topic, 12);
+    broker.create_topic(letters, 1);
+    let output = format!("{topic}-out");
+    let client = broker.block_on(client(&broker.address().to_string(), topic, Duration::from_mins(1)));
+    let config = ProcessorConfig {
+        attempts_max: 3,
+        batch_time_max: Duration::from_secs(2),
+        dead_letters: Some(letters.to_owned()),
+        ..ProcessorConfig::default()
+    };
+    let copier = Copier::new(topic, Fails::Variously);
+    let totals = process(broker, client, config, copier, 9).unwrap();
+    assert_eq!((totals.dead, totals.records), (3, 12), "{totals:?}");
+    assert_eq!(broker.read(&output, Isolation::Committed), ["0", "3", "6", "9", "10", "2", "5", "8", "11"]);
+    assert_eq!(broker.read(letters, Isolation::Committed), ["1", "4", "7"]);
+    assert_eq!(committed(broker, topic), [4, 4, 4]);
 }
 
 fn ends_at_a_bad_record(broker: &Broker) {

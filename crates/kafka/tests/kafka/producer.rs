@@ -26,6 +26,7 @@ pub fn cases() -> Vec<Case> {
         shared("producer_lost_requests_and_answers_are_repeated", lost_requests_and_answers),
         shared("producer_unanswered_commit_is_unknown", unanswered_commit_is_unknown),
         shared("producer_fencing_ends_the_loser", fencing_ends_the_loser),
+        shared("producer_fencing_ends_an_idle_loser", fencing_ends_an_idle_loser),
         shared("producer_continues_after_a_timed_out_transaction", continues_after_a_timed_out_transaction),
         shared("producer_refuses_what_the_broker_does_not_allow", refuses_what_the_broker_does_not_allow),
         alone("producer_commits_over_a_killed_broker", commits_over_a_killed_broker),
@@ -283,6 +284,38 @@ fn unanswered_commit_is_unknown(broker: &Broker) {
 }
 
 /// A zombie wakes after its successor began, and tries everything.
+/// The loser has no transaction open while its successor commits one, so the coordinator's state looks as if the loser's own
+/// transaction had ended.
+fn fencing_ends_an_idle_loser(broker: &Broker) {
+    for (topic, flushes) in [("producer-idle-flush", true), ("producer-idle-commit", false)] {
+        broker.create_topic(topic, 1);
+        broker.block_on(async {
+            let mut zombie = connect(broker, topic).await;
+            let lost = zombie.identity().unwrap();
+            let mut successor = connect(broker, topic).await;
+            successor.begin().unwrap();
+            send(&mut successor, topic, "B").await.unwrap();
+            successor.commit().await.unwrap();
+            let won = successor.identity().unwrap();
+            zombie.begin().unwrap();
+            offset(&mut zombie, topic, 1);
+            let refused = if flushes {
+                send(&mut zombie, topic, "A").await.unwrap_err()
+            } else {
+                let record = NewRecord { partition: Some(0), ..NewRecord::new(topic, "key", "A") };
+                zombie.send(record).await.unwrap();
+                zombie.commit().await.unwrap_err()
+            };
+            assert_eq!(refused.kind(), ErrorKind::Abortable, "{refused}");
+            assert_fenced(&zombie.abort().await.unwrap_err(), topic, lost, won);
+            successor.begin().unwrap();
+            send(&mut successor, topic, "C").await.unwrap();
+            successor.commit().await.unwrap();
+        });
+        assert_eq!(broker.read(topic, Isolation::Committed), ["B", "C"]);
+    }
+}
+
 fn fencing_ends_the_loser(broker: &Broker) {
     let topic = "producer-fenced";
     broker.create_topic(topic, 1);

@@ -6,13 +6,18 @@
 //! | [`WebhookSink`]: an HTTP endpoint | if the receiver honours `Idempotency-Key` |
 //! | [`SqsSink`]: any endpoint with the API of SQS | FIFO queues, for 5 minutes |
 //! | [`NatsSink`]: streams of NATS JetStream | for the stream's duplicate window |
+//! | `KafkaSink`: topics of Kafka, feature `kafka` | always: messages and ids are one transaction |
 
 mod http_client;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod nats;
 mod queue;
 mod sqs;
 pub mod webhook;
 
+#[cfg(feature = "kafka")]
+pub use kafka::KafkaSink;
 pub use nats::NatsSink;
 pub use queue::QueueSink;
 pub use sqs::{SqsKey, SqsSink};

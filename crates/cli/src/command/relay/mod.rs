@@ -31,6 +31,7 @@ Examples:
   hapax relay --from postgres://localhost/shop --to postgres://localhost/shop --queue orders --topic 'orders.*'
   HAPAX_WEBHOOK_SECRET=whsec_… hapax relay --from sqlite:shop.db --to webhook+https://shop.example/events
   hapax relay --from postgres://localhost/shop --to nats://localhost/shop --listen 127.0.0.1:9325
+  hapax relay --from postgres://localhost/shop --to kafka://localhost:9092/shop
   AWS_REGION=eu-central-1 hapax relay --from postgres://db/shop --to sqs+https://sqs.eu-central-1.amazonaws.com/123456789012/orders.fifo
 
 Several relays with the same --name share the work; one that stops is replaced by the others.
@@ -40,7 +41,7 @@ pub struct RelayArgs {
     #[arg(long, value_name = "URL", env = "HAPAX_OUTBOX", hide_env_values = true)]
     from: String,
     /// Where to publish: a store or server with --queue, webhook+https://HOST/PATH, sqs+https://HOST/ACCOUNT/QUEUE,
-    /// or nats://HOST:PORT/PREFIX.
+    /// nats://HOST:PORT/PREFIX, or kafka://HOST:PORT/PREFIX (in builds with the feature kafka).
     #[arg(long, value_name = "URL", hide_env_values = true)]
     to: String,
     /// The queue, if the sink is a store or a server; created if it does not exist.

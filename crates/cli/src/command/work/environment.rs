@@ -45,14 +45,21 @@ pub fn stale() -> Vec<OsString> {
     std::env::vars_os().map(|(name, _)| name).filter(ours).collect()
 }
 
-/// Text attributes as variables: letters in upper case, all characters except letters and digits as `_`. If two
-/// attributes get the same variable name, the first by name is kept; binary values, and text that no variable can hold,
-/// are left out.
+/// Text attributes as variables; binary values are left out.
 fn attributes(attributes: &Attributes) -> Vec<(String, String)> {
+    let texts = attributes.iter().filter_map(|(name, attribute)| match &attribute.value {
+        AttributeValue::Text(text) => Some((name.as_str(), text.as_str())),
+        AttributeValue::Binary(_) => None,
+    });
+    text_variables(texts)
+}
+
+/// Texts as variables: letters of the name in upper case, all characters except letters and digits as `_`. If two names
+/// become the same variable, the first one is kept; text that no variable can hold is left out.
+pub fn text_variables<'t>(texts: impl IntoIterator<Item = (&'t str, &'t str)>) -> Vec<(String, String)> {
     let mut room = ATTRIBUTES_BYTES_MAX;
     let mut variables: Vec<(String, String)> = Vec::new();
-    for (name, attribute) in attributes {
-        let AttributeValue::Text(text) = &attribute.value else { continue };
+    for (name, text) in texts {
         let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' };
         let name = format!("{ATTRIBUTE_PREFIX}{}", name.chars().map(plain).collect::<String>());
         let bytes = name.len() + text.len();
@@ -60,7 +67,7 @@ fn attributes(attributes: &Attributes) -> Vec<(String, String)> {
             continue;
         }
         room -= bytes;
-        variables.push((name, text.clone()));
+        variables.push((name, text.to_owned()));
     }
     variables
 }

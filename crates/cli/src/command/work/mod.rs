@@ -1,7 +1,7 @@
 //! `hapax work`: runs a command for each delivery of a queue.
 
-mod environment;
-mod process;
+pub mod environment;
+pub mod process;
 mod report;
 mod start;
 mod watchdog;
@@ -34,17 +34,16 @@ use tracing_subscriber::filter::LevelFilter;
 use self::process::{CapturedOutput, CommandResult, CommandRunner, HaltState, StopReason};
 use self::report::{Reporter, summary};
 pub use self::start::{START_COMMAND, start};
-use self::watchdog::Watchdog;
-pub use self::watchdog::{WATCHDOG_COMMAND, watch};
+pub use self::watchdog::{WATCHDOG_COMMAND, Watchdog, watch};
 use crate::output::note;
 use crate::remote::Remote;
 use crate::serve::Signals;
 use crate::text::{parse_ms, parse_word, show_bytes};
 
 /// Exit code: nothing happened, retry (`EX_TEMPFAIL` of sysexits.h).
-const EXIT_RETRY: i32 = 75;
+pub const EXIT_RETRY: i32 = 75;
 /// Exit code: nothing happened, and no retry with this body can succeed (`EX_DATAERR`).
-const EXIT_REJECT: i32 = 65;
+pub const EXIT_REJECT: i32 = 65;
 /// The worker waits this much longer than the commands, so that each delivery is settled by its command's result.
 const SETTLE_MARGIN: Duration = Duration::from_secs(3);
 

@@ -1,33 +1,36 @@
-//! `hapax kafka`: the configuration check, lag, and open transactions with the way out of them.
+//! `hapax kafka`: processors, the configuration check, lag, and open transactions with the way out of them.
 
+mod file;
+mod handler;
+mod run;
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use hapax_kafka::admin::{self, Findings, OpenTransaction, Wanted};
 use hapax_kafka::refusal::{self, Refusal};
-use hapax_kafka::wire::{Cluster, Connect};
-use serde::Deserialize;
+use hapax_kafka::wire::Cluster;
 use serde_json::json;
 
+use self::file::{KafkaFile, properties};
 use crate::confirm::Confirm;
 use crate::output::Output;
 
-/// Looks after what Hapax does with Kafka.
+/// Processes records of Kafka, and looks after what Hapax does there.
 #[derive(Debug, Args)]
 pub struct KafkaArgs {
     #[command(subcommand)]
     command: KafkaCommand,
-    /// Brokers, HOST:PORT, separated by commas.
-    #[arg(
-        long,
-        global = true,
-        value_name = "BROKERS",
-        env = "HAPAX_KAFKA",
-        default_value = "127.0.0.1:9092"
-    )]
-    brokers: String,
+    /// Brokers, HOST:PORT, separated by commas [default: those of the file, else 127.0.0.1:9092].
+    #[arg(long, global = true, value_name = "BROKERS", env = "HAPAX_KAFKA")]
+    brokers: Option<String>,
+    /// A file with brokers, encryption and authentication, and what `run` and `check` need.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Prints JSON.
     #[arg(long, global = true)]
     json: bool,
@@ -35,24 +38,72 @@ pub struct KafkaArgs {
 
 #[derive(Debug, Subcommand)]
 enum KafkaCommand {
+    /// Runs a command for each record; what it prints and the offsets are committed in one transaction. Until SIGTERM or
+    /// SIGINT.
+    #[command(after_help = "\
+Examples:
+  hapax kafka run --config billing.toml
+  hapax kafka run --config billing.toml -- ./bill.sh
+
+The file:
+  brokers = \"localhost:9092\"
+  input = [\"orders\"]              # topics to read
+  output = \"bills\"                # the topic of what the command prints; without it that is not kept
+  output_records = \"whole\"        # or \"lines\": a record for each line
+  dead_letters = \"orders-dead\"    # for records that are rejected or fail too often; without it `run` ends at one
+  group = \"billing\"
+  transactional_id = \"billing-1\"  # the instance's own, the same after a restart; slots add -0, -1 and so on
+  new_group = \"earliest\"          # where a group without offsets begins: earliest, latest, refuse
+  concurrency = 1                  # slots, each a member of the group with its own producer
+  attempts_max = 5
+  command = [\"./bill.sh\"]
+  [batch]                          # a transaction ends at the first of these
+  records_max = 100
+  bytes_max = 1048576
+  time_max_ms = 1000
+  [limits]
+  run_max_ms = 10000               # of one command; then SIGTERM
+  kill_after_ms = 5000             # then SIGKILL
+  drain_ms = 30000                 # at the end, for running commands
+  [security]                       # the password is in HAPAX_KAFKA_PASSWORD or password_file
+  ca_file = \"ca.pem\"             # also tls = true, cert_file, key_file
+  sasl = \"SCRAM-SHA-512\"         # or PLAIN, SCRAM-SHA-256
+  user = \"billing\"
+  [producer]                       # properties under Kafka's names, for example
+  \"transaction.timeout.ms\" = 60000
+  [consumer]
+  \"session.timeout.ms\" = 30000
+
+The value is the command's standard input. What the command says by its exit code, as with `hapax work`:
+  0      done; its standard output goes to the output topic, under the record's key
+  65     reject: no attempt will succeed; to the dead letters
+  75     retry, and so any other code, signal or timeout: the transaction is aborted, and its records are tried again
+
+A record's command runs again if its transaction is aborted, or if this process is killed: only what goes into the
+output topic happens once. For other effects use HAPAX_IDEMPOTENCY_KEY.
+
+Its environment: HAPAX_QUEUE (the topic), HAPAX_PARTITION, HAPAX_OFFSET, HAPAX_MESSAGE_ID, HAPAX_ATTEMPT (in this
+process), HAPAX_IDEMPOTENCY_KEY (the record's header hapax-idempotency-key, or else topic/partition/offset), HAPAX_GROUP
+(the key, if it is text), HAPAX_TOMBSTONE (1: the record has no value), HAPAX_LEASE_DEADLINE, HAPAX_ATTR_NAME (headers)")]
+    Run {
+        /// The command and its arguments, instead of the file's.
+        #[arg(last = true, value_name = "CMD")]
+        command: Vec<OsString>,
+        /// Does not print the commands' output.
+        #[arg(long)]
+        quiet: bool,
+        /// Shows counters at http://ADDR/metrics, on a loopback address: port 0 takes a free one.
+        #[arg(long, value_name = "ADDR")]
+        metrics: Option<SocketAddr>,
+    },
     /// Compares a configuration and a cluster with what `transactional` needs. Fails if the tier would not hold.
     #[command(after_help = "\
 Examples:
-  hapax kafka check --config kafka.toml
-  hapax kafka check --topic orders --topic bills --group billing --transactional-id billing-1
+  hapax kafka check --config billing.toml
+  hapax kafka check --topic orders --topic bills --group billing --transactional-id billing-1-0
 
-The file has the properties of the producer and the consumer, under the names of Kafka's own clients:
-  topics = [\"orders\", \"bills\"]
-  group = \"billing\"
-  batch_ms = 1000
-  [producer]
-  \"transactional.id\" = \"billing-1\"
-  [consumer]
-  \"fetch.min.bytes\" = \"1\"")]
+The file is that of `hapax kafka run`.")]
     Check {
-        /// A file with topics, group and properties.
-        #[arg(long, value_name = "FILE")]
-        config: Option<PathBuf>,
         /// A topic that is read or written.
         #[arg(long = "topic", value_name = "TOPIC")]
         topics: Vec<String>,
@@ -82,39 +133,32 @@ The file has the properties of the producer and the consumer, under the names of
     },
 }
 
-/// The file of `check`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CheckedFile {
-    #[serde(default)]
-    topics: Vec<String>,
-    group: Option<String>,
-    /// The bound of a batch, from its first record to its commit.
-    #[serde(default)]
-    batch_ms: u64,
-    #[serde(default)]
-    producer: toml::Table,
-    #[serde(default)]
-    consumer: toml::Table,
-}
-
 /// Runs `hapax kafka`.
 pub async fn run(args: KafkaArgs) -> anyhow::Result<()> {
-    let brokers = args.brokers.split(',').map(str::trim);
-    let cluster = Cluster::new(Connect::plain(brokers));
+    let file = KafkaFile::read(args.config.as_deref())?;
+    let brokers = args.brokers.as_ref().or(file.brokers.as_ref());
+    let brokers = brokers.map_or("127.0.0.1:9092", String::as_str);
+    let brokers: Vec<String> = brokers.split(',').map(|broker| broker.trim().to_owned()).collect();
     let out = Output::new(args.json);
+    if let KafkaCommand::Run { command, quiet, metrics } = args.command {
+        if args.config.is_none() {
+            return Err(crate::usage(
+                "--config is needed: a file with input, group and transactional_id".to_owned(),
+            ));
+        }
+        return run::run(file, &brokers, run::RunFlags { command, quiet, metrics, out }).await;
+    }
+    let cluster = Cluster::new(file.security()?.connect(brokers)?);
     match args.command {
-        KafkaCommand::Check { config, topics, group, transactional_id } => {
-            let mut file = match &config {
-                None => CheckedFile::default(),
-                Some(path) => read(path)?,
-            };
+        KafkaCommand::Run { .. } => unreachable!("it was run above"),
+        KafkaCommand::Check { topics, group, transactional_id } => {
+            let mut file = file;
             file.topics.extend(topics);
             file.group = group.or(file.group);
-            if let Some(id) = transactional_id {
-                file.producer.insert("transactional.id".into(), id.into());
-            }
-            check(&cluster, file, out).await
+            // Slots add their number.
+            file.transactional_id = file.transactional_id.map(|id| format!("{id}-0"));
+            file.transactional_id = transactional_id.or(file.transactional_id);
+            check(&cluster, &file, out).await
         }
         KafkaCommand::Lag { group } => lag(&cluster, &group, out).await,
         KafkaCommand::Transactions => transactions(&cluster, out).await,
@@ -131,27 +175,16 @@ pub async fn run(args: KafkaArgs) -> anyhow::Result<()> {
     }
 }
 
-fn read(path: &PathBuf) -> anyhow::Result<CheckedFile> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    toml::from_str(&text).map_err(|error| crate::usage(format!("{}: {error}", path.display())))
-}
-
-/// Properties as text; numbers and truth values may be written without quotes.
-fn properties(table: &toml::Table) -> Vec<(String, String)> {
-    let text = |value: &toml::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    table.iter().map(|(key, value)| (key.clone(), text(value))).collect()
-}
-
-async fn check(cluster: &Cluster, file: CheckedFile, out: Output) -> anyhow::Result<()> {
-    let producer = properties(&file.producer);
-    let mut refused = refusal::producer(&producer, file.batch_ms);
+async fn check(cluster: &Cluster, file: &KafkaFile, out: Output) -> anyhow::Result<()> {
+    let producer = file.producer_properties();
+    let mut refused = refusal::producer(&producer, file.batch_bound().as_millis() as u64);
     refused.extend(refusal::consumer(&properties(&file.consumer)));
     let value = |name: &str| producer.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
     let wanted = Wanted {
         transactional_id: value("transactional.id"),
         transaction_timeout_ms: value("transaction.timeout.ms").and_then(|value| value.parse().ok()),
-        topics: file.topics,
-        group: file.group,
+        topics: file.all_topics(),
+        group: file.group.clone(),
     };
     // A broker is asked only about a configuration that could hold.
     let mut found = Findings { refused, ..Findings::default() };

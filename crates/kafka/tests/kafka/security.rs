@@ -1,0 +1,213 @@
+//! TLS, SASL and access control lists, on the broker's other listeners.
+
+use std::time::{Duration, Instant};
+
+use hapax_kafka::consumer::{Consumer, ConsumerConfig, ConsumerError, Event, Record, StartAt};
+use hapax_kafka::partition::{GroupMetadata, TopicPartition};
+use hapax_kafka::processor::{Failure, Handler, KafkaClient, Processor, ProcessorConfig};
+use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig, ProducerError};
+use hapax_kafka::security::{Security, TlsFiles};
+use hapax_kafka::wire::{Cluster, Connect, Sasl, SaslMechanism};
+use kafka_protocol::messages::CreateAclsRequest;
+use kafka_protocol::messages::create_acls_request::AclCreation;
+use kafka_protocol::protocol::StrBytes;
+
+use crate::broker::{Broker, Isolation, PATIENCE};
+use crate::{Case, shared};
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        shared("a_processor_runs_over_tls_and_every_mechanism", over_tls_and_every_mechanism),
+        shared("wrong_passwords_and_strange_certificates_are_refused", wrong_credentials),
+        shared("a_missing_right_is_named_with_operation_and_resource", missing_rights),
+    ]
+}
+
+/// Kinds of resources and operations, by the numbers of the protocol.
+const TOPIC: i8 = 2;
+const GROUP: i8 = 3;
+const TRANSACTIONAL_ID: i8 = 5;
+const READ: i8 = 3;
+const WRITE: i8 = 4;
+const DESCRIBE: i8 = 8;
+
+/// Allows a user an operation on all resources whose name begins so.
+fn allow(broker: &Broker, user: &str, operation: i8, kind: i8, prefix: &str) {
+    let text = |text: String| StrBytes::from_string(text);
+    let rule = AclCreation::default()
+        .with_resource_type(kind)
+        .with_resource_name(text(prefix.to_owned()))
+        .with_resource_pattern_type(4)
+        .with_principal(text(format!("User:{user}")))
+        .with_host(StrBytes::from_static_str("*"))
+        .with_operation(operation)
+        .with_permission_type(3);
+    let cluster = Cluster::new(Connect::plain([broker.address().to_string()]));
+    let request = CreateAclsRequest::default().with_creations(vec![rule]);
+    let (answer, _) = broker.block_on(cluster.call_any(&request, 3)).unwrap();
+    assert_eq!(answer.results[0].error_code, 0, "{answer:?}");
+}
+
+fn security(broker: &Broker, tls: bool, sasl: Option<(SaslMechanism, &str)>) -> Security {
+    let authority = Some(broker.tls().authority());
+    let sasl = sasl.map(|(mechanism, user)| Sasl {
+        mechanism,
+        user: user.to_owned(),
+        password: format!("{user}-secret"),
+    });
+    Security { tls: tls.then_some(TlsFiles { authority, identity: None }), sasl }
+}
+
+fn consumer(address: &str, name: &str, security: &Security) -> ConsumerConfig {
+    let properties = security.properties();
+    ConsumerConfig { properties, ..ConsumerConfig::new(address, name, &[name]) }
+}
+
+fn producer(address: &str, name: &str, security: &Security) -> ProducerConfig {
+    let mut config = ProducerConfig::new(security.connect([address]).unwrap(), name);
+    config.delivery_timeout = PATIENCE;
+    config
+}
+
+struct Copier(String);
+
+impl Handler for Copier {
+    async fn handle(&mut self, record: &Record, output: &mut Vec<NewRecord>) -> Result<(), Failure> {
+        output.push(NewRecord { value: record.value.clone(), ..NewRecord::new(&self.0, "key", "") });
+        Ok(())
+    }
+}
+
+fn over_tls_and_every_mechanism(broker: &Broker) {
+    for (operation, kind) in [
+        (READ, TOPIC),
+        (WRITE, TOPIC),
+        (READ, GROUP),
+        (WRITE, TRANSACTIONAL_ID),
+        (DESCRIBE, TRANSACTIONAL_ID),
+    ] {
+        allow(broker, "alice", operation, kind, "secure-");
+    }
+    let (plain, sha256, sha512) =
+        (SaslMechanism::Plain, SaslMechanism::ScramSha256, SaslMechanism::ScramSha512);
+    for (name, listener, sasl) in [
+        ("secure-tls", "TLS", None),
+        ("secure-plain", "SASL", Some(plain)),
+        ("secure-256", "SASL", Some(sha256)),
+        ("secure-both-plain", "BOTH", Some(plain)),
+        ("secure-both-512", "BOTH", Some(sha512)),
+    ] {
+        let output = format!("{name}-out");
+        broker.create_topic(name, 1);
+        broker.create_topic(&output, 1);
+        let address = broker.secured(listener).to_string();
+        let security = security(broker, listener != "SASL", sasl.map(|mechanism| (mechanism, "alice")));
+        broker.block_on(async {
+            // The filling producer uses the same connection.
+            let mut filler =
+                Producer::connect(producer(&address, &format!("{name}-fill"), &security)).await.unwrap();
+            filler.begin().unwrap();
+            filler.send(NewRecord::new(name, "key", "a")).await.unwrap();
+            filler.send(NewRecord::new(name, "key", "b")).await.unwrap();
+            filler.commit().await.unwrap();
+            let config =
+                ProcessorConfig { batch_time_max: Duration::from_millis(50), ..ProcessorConfig::default() };
+            let (reader, writer) = (consumer(&address, name, &security), producer(&address, name, &security));
+            let client = KafkaClient::connect(&reader, writer, &config).await.unwrap();
+            let (end, ended) = tokio::sync::oneshot::channel::<()>();
+            let processor = Processor::new(config, client, Copier(output.clone()));
+            let run = tokio::spawn(processor.run(async { drop(ended.await) }));
+            let start = Instant::now();
+            while tokio::task::block_in_place(|| broker.read(&output, Isolation::Committed)) != ["a", "b"] {
+                assert!(start.elapsed() < PATIENCE && !run.is_finished(), "{name}: {:?}", run.await);
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            drop(end);
+            assert_eq!(run.await.unwrap().unwrap().records, 2, "{name}");
+        });
+    }
+}
+
+fn wrong_credentials(broker: &Broker) {
+    let address = broker.secured("BOTH").to_string();
+    broker.block_on(async {
+        for mechanism in [SaslMechanism::Plain, SaslMechanism::ScramSha512] {
+            let mut wrong = security(broker, true, Some((mechanism, "alice")));
+            wrong.sasl.as_mut().unwrap().password = String::from("another");
+            let error = Producer::connect(producer(&address, "wrong", &wrong)).await.unwrap_err();
+            assert!(error.to_string().contains("rejected the authentication"), "{error}");
+            assert!(!error.to_string().contains("another"), "the password is in the message: {error}");
+        }
+        let mut wrong = security(broker, true, Some((SaslMechanism::ScramSha256, "alice")));
+        wrong.sasl.as_mut().unwrap().password = String::from("another");
+        let mut reader = Consumer::start(&consumer(&address, "wrong", &wrong)).unwrap();
+        let error = ended(&mut reader).await;
+        assert!(matches!(&error, ConsumerError::Refuses(why) if why.contains("user, password")), "{error}");
+        // The broker's authority is not among those of the system.
+        let mut strange = security(broker, true, Some((SaslMechanism::Plain, "alice")));
+        strange.tls = Some(TlsFiles::default());
+        let mut config = producer(&address, "strange", &strange);
+        config.delivery_timeout = Duration::from_millis(200);
+        let error = Producer::connect(config).await.unwrap_err().to_string();
+        assert!(error.contains("UnknownIssuer"), "{error}");
+    });
+}
+
+async fn ended(consumer: &mut Consumer) -> ConsumerError {
+    loop {
+        match tokio::time::timeout(PATIENCE, consumer.next()).await.expect("it ends") {
+            Event::Ended(error) => return error,
+            Event::Assigned(assignment) => {
+                let starts = vec![StartAt::NewGroup; assignment.partitions.len()];
+                assignment.start(starts);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Right after right is given, and the next one that is missing is named.
+fn missing_rights(broker: &Broker) {
+    let name = "guarded";
+    broker.create_topic(name, 1);
+    let address = broker.secured("SASL").to_string();
+    let bob = security(broker, false, Some((SaslMechanism::ScramSha256, "bob")));
+    let attempt = || {
+        broker.block_on(async {
+            let mut config = producer(&address, name, &bob);
+            config.delivery_timeout = Duration::from_secs(20);
+            let mut producer = Producer::connect(config).await?;
+            producer.begin()?;
+            producer.send(NewRecord { partition: Some(0), ..NewRecord::new(name, "key", "a") }).await?;
+            producer.flush().await?;
+            producer.offsets(GroupMetadata::without_member(name), [(TopicPartition::new(name, 0), 1)])?;
+            producer.commit().await
+        })
+    };
+    let expect = |operation: &str, resource: &str| {
+        let error: ProducerError = attempt().unwrap_err();
+        let text = error.to_string();
+        let right = format!("the user needs the operation {operation} on {resource} {name};");
+        assert!(text.contains(&right), "{text:?} instead of {right:?}");
+    };
+    expect("Write", "transactional id");
+    allow(broker, "bob", WRITE, TRANSACTIONAL_ID, name);
+    allow(broker, "bob", DESCRIBE, TRANSACTIONAL_ID, name);
+    expect("Write", "topic");
+    allow(broker, "bob", DESCRIBE, TOPIC, name);
+    expect("Write", "topic");
+    allow(broker, "bob", WRITE, TOPIC, name);
+    expect("Read", "group");
+    let read = || {
+        let mut reader = Consumer::start(&consumer(&address, name, &bob)).unwrap();
+        broker.block_on(ended(&mut reader)).to_string()
+    };
+    let denied = read();
+    assert!(denied.contains("the operation Read on group guarded;"), "{denied}");
+    allow(broker, "bob", READ, GROUP, name);
+    expect("Read", "topic");
+    let denied = read();
+    assert!(denied.contains("the operation Read on topic guarded;"), "{denied}");
+    allow(broker, "bob", READ, TOPIC, name);
+    attempt().unwrap();
+}
