@@ -15,7 +15,7 @@ type Mutant = (&'static str, &'static str, &'static str, &'static str);
 
 const WORKER: &str = "kill -9 of a worker,pause";
 
-const MUTANTS: [Mutant; 27] = [
+const MUTANTS: [Mutant; 28] = [
     ("ended-key-granted", "claims", "claim: response", "effect-twice"),
     ("held-key-granted", "parked", "SendMessage: request duplicated", "effect-twice"),
     ("doubt-retried-under-park", "parked", WORKER, "effect-twice"),
@@ -47,6 +47,7 @@ const MUTANTS: [Mutant; 27] = [
     ("halted-group-released", "halted", "pause,SendMessage: response cut", "order-violated"),
     ("commit-not-synced", "payments", "power cut", "accepted-but-lost"),
     ("unknown-commit-retried", "accounts", "COMMIT: response cut", "duplicate-accepted"),
+    ("lease-by-wall-clock", "claims", "step of the wall clocks", "granted-while-held"),
     ("inbox-not-recorded", "transfers", "SendMessage: request duplicated", "effect-twice"),
 ];
 
@@ -57,7 +58,9 @@ const TIMES: [&str; 3] = ["4s", "12s", "30s"];
 fn needs(name: &str, folder: &Path) -> Vec<String> {
     let words = |words: [&str; 2]| words.map(str::to_owned).to_vec();
     match name {
-        "commit-not-synced" => words(["--preload", &preload::library(folder).display().to_string()]),
+        "commit-not-synced" | "lease-by-wall-clock" => {
+            words(["--preload", &preload::library(folder).display().to_string()])
+        }
         "unknown-commit-retried" => words(["--store", "private:postgres"]),
         _ => Vec::new(),
     }

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -42,22 +43,57 @@ fn the_library_breaks_disk_and_clock_and_nothing_else() {
     }
 }
 
-#[test]
-fn the_guarantee_holds_on_a_disk_that_fails_and_with_clocks_that_are_set() {
+/// Runs verify with these faults beside kills of workers; it holds. Returns the report and the history.
+fn holds(faults: &str, only: &str) -> (Value, Vec<Value>) {
     let folder = tempfile::tempdir().unwrap();
     let library = preload::library(folder.path());
-    let faults = "fsync fails,writes fail,slow disk,power cut,clock,kill -9 of a worker";
-    let args = ["verify", "--json", "--for", "12s", "--seed", "3", "--only", "payments,accounts,claims"];
-    let more = ["--faults", faults, "--preload", &library.display().to_string()];
+    let faults = format!("{faults},kill -9 of a worker");
+    let args = ["verify", "--json", "--for", "12s", "--seed", "3", "--only", only, "--faults", &faults];
+    let more = ["--preload", &library.display().to_string(), "--history", "history.jsonl"];
     let done = run(&folder, &[&args[..], &more].concat());
     let report: Value =
         serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"));
     assert_eq!((done.code, &report["verdict"]), (Some(0), &"held".into()), "{}\n{report:#}", done.stderr);
-    // How many fit into the time depends on the machine. A step of the clock is right if it changes nothing.
-    let is_of_disk = |fault: &&Value| {
-        let name = fault["fault"].as_str().unwrap();
-        ["fsync fails", "writes fail", "slow disk", "power cut"].iter().any(|of| name.contains(of))
-    };
-    let mut of_disk = report["faults"].as_array().unwrap().iter().filter(is_of_disk);
-    assert!(of_disk.any(|fault| fault["bit"] == true), "no fault of the disk bit: {}", done.stderr);
+    let history = fs::read_to_string(folder.path().join("history.jsonl")).unwrap();
+    (report, history.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+}
+
+/// The faults with such a name that changed something.
+fn bit<'r>(report: &'r Value, name: &str) -> Vec<&'r Value> {
+    let named = |fault: &&Value| fault["fault"].as_str().unwrap().contains(name) && fault["bit"] == true;
+    report["faults"].as_array().unwrap().iter().filter(named).collect()
+}
+
+#[test]
+fn the_guarantee_holds_on_a_disk_that_fails() {
+    let (report, _) = holds("fsync fails,writes fail,slow disk,power cut", "payments,accounts,claims");
+    // How many fit into the time depends on the machine.
+    let of_disk = ["fsync fails", "writes fail", "slow disk", "power cut"];
+    assert!(
+        of_disk.iter().any(|name| !bit(&report, name).is_empty()),
+        "no fault of the disk bit: {report:#}"
+    );
+}
+
+/// Nothing depends on a wall clock, so a step is right if it changes nothing. That it was there is seen by the clients' own
+/// clocks, which they report beside what they do.
+#[test]
+fn the_guarantee_holds_with_clocks_that_are_set() {
+    let (report, history) = holds("step of the wall clocks", "payments,accounts,claims");
+    let steps = bit(&report, "step of the wall clocks");
+    assert!(!steps.is_empty(), "no process saw its clock set: {report:#}");
+    assert!(steps.iter().all(|step| step["caused"]["clocks_stepped"].as_u64() > Some(0)), "{steps:#?}");
+    let mut ahead: BTreeMap<&str, Vec<i64>> = BTreeMap::new();
+    for event in history.iter().filter(|event| event["kind"] == "clock") {
+        ahead.entry(event["who"].as_str().unwrap()).or_default().push(event["ahead_ms"].as_i64().unwrap());
+    }
+    let workers: Vec<_> = ahead.iter().filter(|(who, _)| who.starts_with("worker-")).collect();
+    assert!(workers.len() >= 2, "{ahead:?}");
+    for times in ahead.values() {
+        assert!(times.iter().all(|ms| (10_000..=3_600_500).contains(&ms.unsigned_abs())), "{ahead:?}");
+    }
+    let other = |number: usize| workers[number].1.last().unwrap();
+    assert_ne!(other(0) / 10_000, other(1) / 10_000, "the workers' clocks differ: {ahead:?}");
+    // Not those of the recorder and of the process that injects the faults.
+    assert!(!ahead.keys().any(|who| who.starts_with("director")), "{ahead:?}");
 }

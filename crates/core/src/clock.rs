@@ -41,6 +41,10 @@ impl Clock for SystemClock {
     }
 
     fn monotonic_us(&self) -> u64 {
+        #[cfg(feature = "mutants")]
+        if crate::mutant::is("lease-by-wall-clock") {
+            return crate::mutant::wall_us();
+        }
         self.start.elapsed().as_micros() as u64
     }
 

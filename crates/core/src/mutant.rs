@@ -27,3 +27,18 @@ pub fn previous(outcome: &crate::RecordedOutcome) -> crate::RecordedOutcome {
     let last = LAST.lock().unwrap_or_else(PoisonError::into_inner).replace(outcome.clone());
     last.unwrap_or_else(|| outcome.clone())
 }
+
+/// Time by the wall clock, which may be set while a lease lasts: a step ahead is taken for time that has passed, and one back for
+/// none.
+#[cfg(feature = "mutants")]
+pub fn wall_us() -> u64 {
+    use std::sync::{Mutex, PoisonError};
+    use std::time::{SystemTime, UNIX_EPOCH};
+    static LAST: Mutex<(u64, u64)> = Mutex::new((0, 0));
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let (before, passed) = *last;
+    let passed = if before == 0 { 0 } else { passed + wall.saturating_sub(before) };
+    *last = (wall, passed);
+    passed
+}

@@ -41,6 +41,8 @@ pub enum Anomaly {
     PublishedNotMarked,
     /// Two messages for sends with one deduplication id.
     DuplicateAccepted,
+    /// A key was granted although the lease of its holder had not ended.
+    GrantedWhileHeld,
     /// The operations on a ledger key have no order in which one copy of its entry could have carried them out.
     RegisterNotLinearizable,
 }
@@ -60,6 +62,7 @@ impl Anomaly {
             Self::DeadLetterUnaccounted => "dead-letter-unaccounted",
             Self::PublishedNotMarked => "published-not-marked",
             Self::DuplicateAccepted => "duplicate-accepted",
+            Self::GrantedWhileHeld => "granted-while-held",
             Self::RegisterNotLinearizable => "register-not-linearizable",
         }
     }
@@ -140,7 +143,7 @@ struct Payment<'a> {
 /// Checks a workload's part of a history.
 pub fn check(history: &[Event], workload: &Workload) -> Findings {
     let own: Vec<&Event> = history.iter().filter(|event| event.event.workload == workload.name).collect();
-    let is_drained = |event: &&Event| matches!(event.event.act, Act::Drained { empty: true });
+    let is_drained = |event: &&Event| matches!(event.event.act, Act::Drained { empty: true, .. });
     // What the store counts wrongly is no fault of a control.
     let drained = history.iter().find(is_drained).filter(|_| !workload.is_control());
     let mut findings = Findings::default();

@@ -2,15 +2,15 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use hapax::{Hapax, OnDoubt};
 use hapax_faults::{FaultProxy, Process, Protocol};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
-use crate::fault::{Side, WireFault};
+use crate::fault::{LeaderLoss, Side, WireFault};
 use crate::handler::UserHandler;
 use crate::own_store::OwnStore;
 use crate::preload::Preload;
@@ -25,6 +25,8 @@ const WORKERS: usize = 2;
 const SINK_VARIABLE: &str = "HAPAX_VERIFY_SINK";
 /// How long a process is started again that ends at once.
 const START: Duration = Duration::from_secs(30);
+/// How long the user's failover command may take.
+const COMMAND_MAX: Duration = Duration::from_mins(3);
 /// Size of files while the disk is full: beyond their first page, no write succeeds.
 const FILE_BYTES_MAX: u64 = 4_096;
 
@@ -45,6 +47,8 @@ pub struct Cluster {
     /// The user's handler, and the processes that run it.
     handler: Option<UserHandler>,
     handlers: Vec<Process>,
+    /// The user's command for a failover of the store.
+    failover_command: Option<String>,
     /// Breaks disk and clock, if there is a library for it.
     preload: Option<Preload>,
     /// The store's server, if this run has started it.
@@ -82,6 +86,7 @@ impl Cluster {
             preload,
             http_proxies: Vec::new(),
             handler: user.handler,
+            failover_command: user.failover_command,
             handlers: Vec::new(),
             proxies: [proxy()?, proxy()?, proxy()?],
             site,
@@ -103,7 +108,7 @@ impl Cluster {
 
     /// Starts the producer and the workers.
     pub fn start_clients(&mut self) -> anyhow::Result<()> {
-        self.workers = (0..WORKERS).map(|_| self.start_worker()).collect::<anyhow::Result<_>>()?;
+        self.workers = (0..WORKERS).map(|number| self.start_worker(number)).collect::<anyhow::Result<_>>()?;
         if self.has_relay() {
             self.relay = Some(self.start_relay()?);
         }
@@ -222,6 +227,36 @@ impl Cluster {
         self.own_store.as_ref().map_or(Ok(()), OwnStore::restart)
     }
 
+    /// Whether the store's servers were started by this run, and one can take over from another.
+    pub fn has_replicas(&self) -> bool {
+        self.own_store.as_ref().is_some_and(OwnStore::has_replicas)
+    }
+
+    /// Whether a failover can be caused in this way.
+    pub fn can_fail_over(&self, loss: LeaderLoss) -> bool {
+        if loss == LeaderLoss::Command { self.failover_command.is_some() } else { self.has_replicas() }
+    }
+
+    /// Lets a replica take over from the store's leader; returns when the old leader has returned.
+    pub fn fail_over(&self, loss: LeaderLoss, random: &mut fastrand::Rng) -> anyhow::Result<()> {
+        if loss == LeaderLoss::Command {
+            return self.failover_command.as_deref().map_or(Ok(()), run_command);
+        }
+        let moved = |leader: SocketAddr| {
+            if let Some(proxy) = &self.store_proxy {
+                proxy.proxy.retarget(leader);
+                // Connections to a leader that does not answer would wait for their timeout.
+                proxy.proxy.cut_all();
+            }
+        };
+        self.own_store.as_ref().map_or(Ok(()), |store| store.fail_over(loss, random, moved))
+    }
+
+    /// Cuts a replica of the store off for a while.
+    pub fn cut_replica(&self, random: &mut fastrand::Rng) -> anyhow::Result<()> {
+        self.own_store.as_ref().map_or(Ok(()), |store| store.cut_replica(random))
+    }
+
     /// Lets no file of the first server grow, or lets them grow again.
     pub fn limit_files(&self, on: bool) -> anyhow::Result<()> {
         let pid = i32::try_from(self.servers[0].id()).ok().and_then(Pid::from_raw);
@@ -247,7 +282,7 @@ impl Cluster {
     /// Kills a worker and starts another.
     pub fn restart_worker(&mut self, number: usize) -> anyhow::Result<()> {
         self.workers[number].kill();
-        self.workers[number] = self.start_worker()?;
+        self.workers[number] = self.start_worker(number)?;
         // A machine's crash ends both.
         if let Some(handler) = self.handlers.get_mut(number) {
             handler.kill();
@@ -255,6 +290,15 @@ impl Cluster {
             self.handlers[number] = self.start_handler(handler)?;
         }
         Ok(())
+    }
+
+    /// Starts workers, handlers and relay again, with leases and timeouts that suit a slow machine.
+    pub fn calm_down(&mut self) -> anyhow::Result<()> {
+        self.site.calm = true;
+        for number in 0..self.workers.len() {
+            self.restart_worker(number)?;
+        }
+        if self.relay.is_some() { self.restart_relay() } else { Ok(()) }
     }
 
     /// Stops a worker (SIGSTOP), or lets it continue (SIGCONT).
@@ -274,7 +318,7 @@ impl Cluster {
 
     /// Starts one more worker.
     pub fn add_worker(&mut self) -> anyhow::Result<()> {
-        let worker = self.start_worker()?;
+        let worker = self.start_worker(self.workers.len())?;
         self.workers.push(worker);
         if let Some(handler) = &self.handler {
             let handler = self.start_handler(handler)?;
@@ -311,7 +355,7 @@ impl Cluster {
             .chain([("the recorder", &mut self.recorder)]);
         for (name, process) in named {
             if let Some(status) = process.ended() {
-                anyhow::bail!("{name} ended by itself ({status}): {}", last_lines(&process.log()));
+                bail!("{name} ended by itself ({status}): {}", last_lines(&process.log()));
             }
         }
         Ok(())
@@ -341,24 +385,24 @@ impl Cluster {
         Ok((server, address))
     }
 
-    fn start_client(&self, role: &Role) -> anyhow::Result<Process> {
+    fn start_client(&self, role: &Role, number: usize) -> anyhow::Result<Process> {
         let mut command = command_of(&self.program, role)?;
         if let Some(preload) = &self.preload {
-            preload.load_into_client(&mut command);
+            preload.load_into_client(&mut command, number);
         }
         Process::start(&mut command).with_context(|| self.program.display().to_string())
     }
 
-    fn start_worker(&self) -> anyhow::Result<Process> {
-        self.start_client(&Role::Worker(self.site_through(Side::Workers)))
+    fn start_worker(&self, number: usize) -> anyhow::Result<Process> {
+        self.start_client(&Role::Worker(self.site_through(Side::Workers)), number)
     }
 
     fn start_producer(&self) -> anyhow::Result<Process> {
-        self.start_client(&Role::Producer(self.site_through(Side::Producers)))
+        self.start_client(&Role::Producer(self.site_through(Side::Producers)), 0)
     }
 
     fn start_relay(&self) -> anyhow::Result<Process> {
-        self.start_client(&Role::Relay(self.site_through(Side::Relays)))
+        self.start_client(&Role::Relay(self.site_through(Side::Relays)), 1)
     }
 
     fn start_proxy(&self, name: &str, on_doubt: OnDoubt) -> anyhow::Result<(Process, SocketAddr)> {
@@ -398,8 +442,10 @@ impl Cluster {
         let workload = Workload::named(HANDLER).expect("it is listed");
         let endpoint = format!("http://{}", self.proxies[Side::Workers as usize].address());
         let queue = workload.queue(&self.site.run).to_string();
+        let lease = format!("{}s", self.site.lease().as_secs());
         let args = ["--endpoint", &endpoint, "--concurrency", "3", "--idempotent-by-derived-key", "--quiet"];
-        let args = args.into_iter().chain([queue.as_str(), "--", "sh", "-c", command]).map(str::to_owned);
+        let args = args.into_iter().chain(["--lease", &lease]);
+        let args = args.chain([queue.as_str(), "--", "sh", "-c", command]).map(str::to_owned);
         let role = Role::Handler(args.collect());
         let sink = format!("http://{}{EFFECTS}{HANDLER}", self.site.recorder);
         Process::start(command_of(&self.program, &role)?.env(SINK_VARIABLE, sink))
@@ -417,6 +463,8 @@ pub struct UserPrograms {
     pub handler: Option<UserHandler>,
     /// A service behind the proxy.
     pub upstream: Option<String>,
+    /// A command for the shell that makes a replica of the store take over.
+    pub failover_command: Option<String>,
     /// A library that is loaded into processes of the run.
     pub preload: Option<PathBuf>,
 }
@@ -488,6 +536,25 @@ fn start_until_it_runs<T>(start: impl Fn() -> anyhow::Result<T>) -> anyhow::Resu
         match start() {
             Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(200)),
             started => return started,
+        }
+    }
+}
+
+/// Runs a command of the user's to its end. What it says on its standard error is seen by the user.
+fn run_command(command: &str) -> anyhow::Result<()> {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut shell = shell.spawn().context("the shell for the failover command")?;
+    let end = Instant::now() + COMMAND_MAX;
+    loop {
+        match shell.try_wait()? {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => bail!("the failover command {command:?} failed ({status}); nothing was injected"),
+            None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+            None => {
+                let _ = (shell.kill(), shell.wait());
+                bail!("the failover command {command:?} did not end in {} s", COMMAND_MAX.as_secs());
+            }
         }
     }
 }

@@ -1,122 +1,59 @@
-//! What an operator does in a run: create queues, redrive dead letters, resolve doubts, and read what is left.
+//! The end of a run: waits until nothing is waiting any more, and reports what is left.
 
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use hapax::core::ledger::TTL_MS_DEFAULT;
-use hapax::core::{
-    AdminError, EntryFilter, EntryState, EntryView, Json, MessageState, MessageView, RecordedOutcome,
-    ResolveError, Scope,
-};
-use hapax::{Browse, Hapax, OnDoubt, QueueConfig, QueueName, RedriveFilter, RedriveRequest, Resolution};
+use hapax::core::{EntryFilter, EntryState, EntryView, MessageView, Scope};
+use hapax::{Browse, Hapax, QueueName};
 
 use crate::cluster::Cluster;
 use crate::history::{Act, Place};
+use crate::operator::Doubts;
 use crate::orders;
 use crate::recorder::{Payment, Reporter};
 use crate::roles;
+use crate::run::Progress;
+use crate::waiting::{Open, Patience, count_open};
 use crate::worker::transfers;
 use crate::workload::{Shape, Workload};
 
-/// How long the rest of the messages may take after the last fault.
-const DRAIN: Duration = Duration::from_mins(1);
-/// How long a relay may take to mark what was published, when nothing else is waiting.
+/// How long the rest of the controls is waited for, when nothing else is waiting: what they leave shows nothing.
+const CONTROLS_MAX: Duration = Duration::from_secs(20);
+/// How long a relay may take to mark the next of what was published, when nothing else is waiting.
 const MARKED: Duration = Duration::from_secs(15);
 const PAGE: usize = 1_000;
-const BY: &str = "hapax verify";
-
-/// Creates the queues of all workloads.
-pub async fn create_queues(hapax: &Hapax, workloads: &[Workload], run: &str) -> anyhow::Result<()> {
-    for workload in workloads.iter().filter(|workload| workload.has_queue()) {
-        if let Some(dead) = workload.dead_queue(run) {
-            hapax.store().create_queue(&dead, QueueConfig::default()).await?;
-        }
-        // The tier of a transactional worker is that of its handler, whatever the queue says.
-        hapax.store().create_queue(&workload.queue(run), workload.config(run)).await?;
-    }
-    Ok(())
-}
-
-/// Lets what was rejected run again. The accounts are open meanwhile, and closed again for the payments after it.
-pub async fn retry_rejected(
-    hapax: &Hapax,
-    reporter: &Reporter,
-    workloads: &[Workload],
-    run: &str,
-) -> anyhow::Result<()> {
-    redrive(hapax, reporter, workloads, run).await?;
-    for workload in workloads.iter().filter(|workload| workload.rejects && workload.fifo) {
-        release_rejected(hapax, reporter, workload, run).await?;
-    }
-    Ok(())
-}
-
-/// Releases what is parked in its queue; returns how many messages that were.
-async fn release_rejected(
-    hapax: &Hapax,
-    reporter: &Reporter,
-    workload: &Workload,
-    run: &str,
-) -> anyhow::Result<u64> {
-    let queue = workload.queue(run);
-    let parked = Browse { state: Some(MessageState::Parked), limit: PAGE, ..Browse::default() };
-    let parked = hapax.store().browse(&queue, parked).await?.items;
-    if parked.is_empty() {
-        return Ok(0);
-    }
-    let ids = parked.iter().map(|message| message.id).collect();
-    let count = hapax.store().release(&queue, ids).await?;
-    reporter.report(workload.name, vec![Act::Operator { action: "release".into(), count }]).await?;
-    Ok(parked.len() as u64)
-}
-
-async fn redrive(
-    hapax: &Hapax,
-    reporter: &Reporter,
-    workloads: &[Workload],
-    run: &str,
-) -> anyhow::Result<()> {
-    for workload in workloads {
-        let Some(from) = workload.dead_queue(run) else { continue };
-        let count = hapax.store().stats(&from).await?.ready;
-        let (filter, by) = (RedriveFilter::default(), BY.to_owned());
-        let request = RedriveRequest { from, to: None, filter, per_second: None, by };
-        match hapax.store().start_redrive(request).await {
-            Ok(_) | Err(AdminError::Store(_)) => {}
-            // One is still running.
-            Err(_) => continue,
-        }
-        reporter.report(workload.name, vec![Act::Operator { action: "redrive".into(), count }]).await?;
-    }
-    Ok(())
-}
 
 /// Stops the producer, and waits until nothing is waiting any more; then reports what is left.
-pub async fn drain(cluster: &mut Cluster, reporter: &Reporter, workloads: &[Workload]) -> anyhow::Result<()> {
+pub async fn drain(
+    cluster: &mut Cluster,
+    reporter: &Reporter,
+    workloads: &[Workload],
+    doubts: &mut Doubts,
+    tell: &mut dyn FnMut(Progress<'_>),
+) -> anyhow::Result<()> {
     cluster.stop_producer();
     reporter.open_accounts(true).await?;
     let hapax = cluster.connect().await?;
-    let deadline = Instant::now() + DRAIN;
-    let mut idle = 0;
-    let mut only_outbox: Option<Instant> = None;
-    // Twice: a message may be between two places.
-    while idle < 2 && Instant::now() < deadline && only_outbox.is_none_or(|since| since.elapsed() < MARKED) {
+    let mut end = End::new(Instant::now());
+    while end.is_open() {
         cluster.check_alive()?;
         // What cannot be counted now is counted the next time.
-        let waiting = count_waiting(&hapax, cluster, reporter, workloads).await.unwrap_or(1);
-        let unpublished = if cluster.has_relay() {
-            orders::count_unpublished(cluster.site()).await.unwrap_or(1)
-        } else {
-            0
-        };
-        only_outbox = (waiting == 0 && unpublished > 0).then(|| only_outbox.unwrap_or_else(Instant::now));
-        idle = if waiting + unpublished == 0 { idle + 1 } else { 0 };
+        let counted = count_open(&hapax, cluster, reporter, workloads, doubts).await;
+        end.note(&counted, Instant::now());
+        if end.is_slow(Instant::now()) {
+            tell(Progress::Phase(
+                "this machine is slow: workers are started again with a longer lease".into(),
+            ));
+            cluster.calm_down()?;
+            let act = Act::Operator { action: "lengthen leases".into(), count: 0 };
+            reporter.report("", vec![act]).await?;
+            end.calmed_down();
+        }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    reporter.report("", vec![Act::Drained { empty: idle >= 2 }]).await?;
-    if cluster.has_relay() && idle < 2 {
-        let unmarked = only_outbox.is_some_and(|since| since.elapsed() >= MARKED);
-        let place = if unmarked { Place::Unmarked } else { Place::Outbox };
+    reporter.report("", vec![Act::Drained { empty: end.is_empty(), why: end.why.clone() }]).await?;
+    if cluster.has_relay() && !end.is_empty() {
+        let place = if end.is_unmarked { Place::Unmarked } else { Place::Outbox };
         let left = roles::repeat(|| orders::list_unpublished(cluster.site())).await?;
         let acts = left.into_iter().map(|id| Act::Left { id, place }).collect();
         reporter.report(orders::WORKLOAD, acts).await?;
@@ -129,90 +66,78 @@ pub async fn drain(cluster: &mut Cluster, reporter: &Reporter, workloads: &[Work
     Ok(())
 }
 
-/// Resolves doubts and redrives dead letters; returns how many messages and keys are not done yet.
-async fn count_waiting(
-    hapax: &Hapax,
-    cluster: &Cluster,
-    reporter: &Reporter,
-    workloads: &[Workload],
-) -> anyhow::Result<u64> {
-    let run = &cluster.site().run;
-    let mut waiting = 0;
-    for workload in workloads.iter().filter(|workload| workload.has_queue()) {
-        let stats = hapax.store().stats(&workload.queue(run)).await?;
-        waiting += stats.ready + stats.delayed + stats.in_flight;
-        if matches!(workload.shape, Shape::Worker(OnDoubt::Park)) {
-            waiting += resolve(hapax, cluster, reporter, workload).await?;
-        }
-        if let Some(dead) = workload.dead_queue(run) {
-            let stats = hapax.store().stats(&dead).await?;
-            waiting += stats.ready + stats.delayed + stats.in_flight;
-        }
-        if workload.rejects && workload.fifo {
-            waiting += release_rejected(hapax, reporter, workload, run).await?;
-        }
-    }
-    redrive_if_dead(hapax, reporter, workloads, run).await?;
-    Ok(waiting)
+/// Decides when the run ends.
+struct End {
+    patience: Patience,
+    /// How often in succession nothing was waiting.
+    idle: u32,
+    /// Since when only controls have something.
+    controls: Option<Instant>,
+    /// What the outbox has as not published while nothing else is waiting, and since when it became no less.
+    unmarked: Option<(u64, Instant)>,
+    is_unmarked: bool,
+    /// Whether leases and timeouts are long by now. Before that, a relay may only be slow.
+    is_calm: bool,
+    why: Option<String>,
 }
 
-async fn redrive_if_dead(
-    hapax: &Hapax,
-    reporter: &Reporter,
-    workloads: &[Workload],
-    run: &str,
-) -> anyhow::Result<()> {
-    for workload in workloads {
-        let Some(dead) = workload.dead_queue(run) else { continue };
-        if hapax.store().stats(&dead).await?.ready > 0 {
-            redrive(hapax, reporter, std::slice::from_ref(workload), run).await?;
-        }
+impl End {
+    fn new(now: Instant) -> Self {
+        let patience = Patience::new(now);
+        let (controls, unmarked, why) = (None, None, None);
+        Self { patience, idle: 0, controls, unmarked, is_unmarked: false, is_calm: false, why }
     }
-    Ok(())
-}
 
-/// Decides about what is in doubt as an operator does: by asking the bank. Returns how many are not decided yet.
-async fn resolve(
-    hapax: &Hapax,
-    cluster: &Cluster,
-    reporter: &Reporter,
-    workload: &Workload,
-) -> anyhow::Result<u64> {
-    let ledger = match &cluster.site().ledger {
-        Some(url) => Hapax::open(url).await?.ledger(),
-        None => hapax.ledger(),
-    };
-    let scope = Scope::of_queue(&workload.queue(&cluster.site().run));
-    let filter = |state| EntryFilter {
-        scope: Some(scope.clone()),
-        state: Some(state),
-        limit: PAGE,
-        ..EntryFilter::default()
-    };
-    let doubts = ledger.entries(filter(EntryState::InDoubt)).await?.items;
-    let open = ledger.entries(filter(EntryState::Processing)).await?.items.len() as u64;
-    if doubts.is_empty() {
-        return Ok(open);
+    /// Whether leases and timeouts seem too short for this machine.
+    fn is_slow(&self, now: Instant) -> bool {
+        self.is_open() && !self.is_calm && self.controls.is_none() && self.patience.is_slow(now)
     }
-    let receipts = reporter.receipts(workload.name).await?;
-    let mut count = 0;
-    for entry in &doubts {
-        let resolution = match receipts.get(entry.id.key.as_str()) {
-            Some(receipt) => Resolution::Completed {
-                outcome: RecordedOutcome::done(Json::of(receipt)?),
-                ttl_ms: TTL_MS_DEFAULT,
-            },
-            None => Resolution::Absent,
+
+    fn calmed_down(&mut self) {
+        (self.is_calm, self.unmarked) = (true, None);
+    }
+
+    fn is_open(&self) -> bool {
+        !self.is_empty() && self.why.is_none()
+    }
+
+    /// Nothing was waiting, twice: a message may be between two places.
+    fn is_empty(&self) -> bool {
+        self.idle >= 2
+    }
+
+    fn note(&mut self, counted: &anyhow::Result<Vec<Open>>, now: Instant) {
+        let open = match counted {
+            Ok(open) => open,
+            Err(error) => {
+                self.why = self.patience.note(Err(error), now);
+                return;
+            }
         };
-        match ledger.resolve(&entry.id, resolution, BY).await {
-            Ok(()) => count += 1,
-            // Its holder has ended it, or it was claimed, since the list was read.
-            Err(ResolveError::NotInDoubt | ResolveError::NotFound(_) | ResolveError::InProgress { .. }) => {}
-            Err(error) => return Err(error.into()),
+        let ours: Vec<&Open> = open.iter().filter(|open| !open.is_control).collect();
+        let total: u64 = ours.iter().map(|open| open.total()).sum();
+        if total > 0 {
+            (self.idle, self.controls) = (0, None);
+            self.why = self.patience.note(Ok(&ours), now);
+            let unpublished: u64 = ours.iter().map(|open| open.unpublished).sum();
+            self.unmarked = match self.unmarked {
+                _ if total != unpublished => None,
+                Some((least, since)) if total >= least => Some((least, since)),
+                _ => Some((total, now)),
+            };
+            let unmarked = self.unmarked.filter(|_| self.is_calm);
+            if unmarked.is_some_and(|(_, since)| now.duration_since(since) >= MARKED) {
+                self.is_unmarked = true;
+                let time = MARKED.as_secs();
+                self.why = Some(format!("for {time} s the outbox has the same {total} as not published"));
+            }
+            return;
         }
+        self.unmarked = None;
+        let controls = *self.controls.get_or_insert(now);
+        let is_idle = open.is_empty() || now.duration_since(controls) >= CONTROLS_MAX;
+        self.idle = if is_idle { self.idle + 1 } else { 0 };
     }
-    reporter.report(workload.name, vec![Act::Operator { action: "resolve".into(), count }]).await?;
-    Ok(open + doubts.len() as u64)
 }
 
 /// Reports what is left in queues and ledger, and what a bank's own table says.
@@ -292,5 +217,74 @@ async fn entries(hapax: &Hapax, queue: &QueueName) -> anyhow::Result<Vec<EntryVi
             Some(next) => after = Some(next),
             None => return Ok(all),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(workload: &'static str, unpublished: u64, is_control: bool) -> Open {
+        let mut open = Open::default();
+        (open.workload, open.unpublished, open.is_control) = (workload, unpublished, is_control);
+        open
+    }
+
+    #[test]
+    fn a_run_ends_when_nothing_was_waiting_twice() {
+        let now = Instant::now();
+        let mut end = End::new(now);
+        end.note(&Ok(Vec::new()), now);
+        assert!(end.is_open(), "a message may be between two places");
+        end.note(&Ok(vec![open("orders", 1, false)]), now);
+        end.note(&Ok(Vec::new()), now);
+        assert!(end.is_open(), "not twice in succession");
+        end.note(&Ok(Vec::new()), now);
+        assert!(end.is_empty() && !end.is_open() && end.why.is_none());
+    }
+
+    #[test]
+    fn the_rest_of_controls_is_waited_for_but_not_long() {
+        let now = Instant::now();
+        let mut end = End::new(now);
+        let rest = || Ok(vec![open("publish-mark", 3, true)]);
+        let at = |seconds| now + Duration::from_secs(seconds);
+        for seconds in [0, 10, 19] {
+            end.note(&rest(), at(seconds));
+            assert!(end.is_open());
+        }
+        // Something of Hapax is waiting again: the time begins again.
+        end.note(&Ok(vec![open("orders", 1, false)]), at(19));
+        for seconds in [20, 39] {
+            end.note(&rest(), at(seconds));
+            assert!(end.is_open());
+        }
+        end.note(&rest(), at(40));
+        end.note(&rest(), at(41));
+        assert!(end.is_empty());
+    }
+
+    #[test]
+    fn what_a_relay_never_marks_is_told_apart_from_what_it_is_slow_with() {
+        let now = Instant::now();
+        let at = |seconds| now + Duration::from_secs(seconds);
+        let mut slow = End::new(now);
+        for left in 1..=10 {
+            slow.note(&Ok(vec![open("orders", 11 - left, false)]), at(left * 10));
+            assert!(slow.is_open(), "it becomes less");
+        }
+        let mut never = End::new(now);
+        let rest = || Ok(vec![open("orders", 7, false)]);
+        never.note(&rest(), at(0));
+        never.note(&rest(), at(9));
+        assert!(!never.is_slow(at(9)));
+        never.note(&rest(), at(16));
+        assert!(never.is_open() && never.is_slow(at(16)), "the relay may only be slow");
+        never.calmed_down();
+        never.note(&rest(), at(17));
+        never.note(&rest(), at(31));
+        assert!(never.is_open() && !never.is_slow(at(31)));
+        never.note(&rest(), at(32));
+        assert!(!never.is_open() && never.is_unmarked && !never.is_empty());
     }
 }

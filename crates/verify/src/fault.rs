@@ -91,6 +91,17 @@ pub enum DiskFault {
     PowerCut,
 }
 
+/// How the leader of a store with replicas is lost, so that a replica takes over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaderLoss {
+    /// SIGKILL; it returns as a replica.
+    Kill,
+    /// SIGSTOP until another leads, then SIGCONT: it still takes itself for the leader.
+    Pause,
+    /// By a command of the user's.
+    Command,
+}
+
 /// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -104,11 +115,15 @@ pub enum Fault {
     Scale,
     /// Nothing passes between servers and store, in either direction; connections stay open.
     Partition,
+    /// The store's leader is lost, and a replica takes over.
+    Failover(LeaderLoss),
+    /// A replica of the store receives and confirms nothing for a while.
+    ReplicaCut,
     /// The server cannot make its files longer: writes fail as on a full disk. Then it is restarted.
     DiskFull,
     /// The server's disk breaks, by a library that is loaded into the process.
     Disk(DiskFault),
-    /// The clock of workers, producer and relay is set to another time, by the same library.
+    /// The wall clocks of workers, producer, relay and of the embedded store's server are set, by the same library.
     ClockStep,
     /// Requests or answers are cut, dropped, delayed or duplicated.
     Wire(WireFault),
@@ -132,6 +147,10 @@ impl fmt::Display for Fault {
             }
             Self::Scale => f.write_str("scale in to one worker, then out to three"),
             Self::Partition => f.write_str("partition between servers and store"),
+            Self::Failover(LeaderLoss::Kill) => f.write_str("failover: kill -9 of the store's leader"),
+            Self::Failover(LeaderLoss::Pause) => f.write_str("failover: pause of the store's leader"),
+            Self::Failover(LeaderLoss::Command) => f.write_str("failover by your command"),
+            Self::ReplicaCut => f.write_str("a replica of the store is cut off"),
             Self::DiskFull => f.write_str("disk full, then a restart of the server"),
             Self::Disk(DiskFault::SyncFails) => {
                 f.write_str("fsync fails (EIO), then a restart of the server")
@@ -143,7 +162,7 @@ impl fmt::Display for Fault {
             Self::Disk(DiskFault::PowerCut) => {
                 f.write_str("power cut of the server: what was not synced is lost")
             }
-            Self::ClockStep => f.write_str("step of the clients' clock"),
+            Self::ClockStep => f.write_str("step of the wall clocks"),
             Self::Wire(wire) => {
                 let done = match wire.action {
                     Action::Cut => "cut",
@@ -173,7 +192,7 @@ const fn wire(side: Side, request: &'static str, label: &'static str, answer: bo
 }
 
 /// Each fault that a round has. Kills are more frequent: each hits only what is under way at that moment.
-pub const ROUND: [Fault; 38] = [
+pub const ROUND: [Fault; 42] = [
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
@@ -187,6 +206,10 @@ pub const ROUND: [Fault; 38] = [
     Fault::Pause,
     Fault::Scale,
     Fault::Partition,
+    Fault::Failover(LeaderLoss::Kill),
+    Fault::Failover(LeaderLoss::Pause),
+    Fault::Failover(LeaderLoss::Command),
+    Fault::ReplicaCut,
     Fault::DiskFull,
     Fault::Disk(DiskFault::SyncFails),
     Fault::Disk(DiskFault::WriteFails),
@@ -225,14 +248,15 @@ pub const PART: Duration = Duration::from_millis(100);
 pub fn aftermath(fault: Fault) -> Duration {
     match fault {
         // What was under way returns when its lease ends.
-        Fault::Kill(Target::Worker | Target::Server | Target::Store) | Fault::DiskFull | Fault::Disk(_) => {
-            Duration::from_millis(LEASE_MS + 600)
-        }
+        Fault::Kill(Target::Worker | Target::Server | Target::Store)
+        | Fault::Failover(_)
+        | Fault::DiskFull
+        | Fault::Disk(_) => Duration::from_millis(LEASE_MS + 600),
         Fault::Kill(Target::Producer | Target::Proxy) => Duration::from_millis(300),
         // The dead relay's lease has to end before another one publishes.
         Fault::KillRelay(_) => Duration::from_millis(1_500),
         Fault::Pause | Fault::Scale => Duration::from_millis(500),
-        Fault::Partition | Fault::ClockStep => Duration::from_secs(1),
+        Fault::Partition | Fault::ReplicaCut | Fault::ClockStep => Duration::from_secs(1),
         Fault::Wire(wire) if matches!(wire.action, Action::Delay(_) | Action::Drop) => Duration::from_secs(1),
         Fault::Wire(_) => Duration::from_millis(200),
     }
@@ -244,12 +268,33 @@ pub const SCALED: Duration = Duration::from_millis(LEASE_MS * 13 / 10);
 /// How long a partition lasts: past leases, and past the timeout of a request.
 pub const PARTITIONED: Duration = Duration::from_millis(2_500);
 
+/// How long a replica is cut off: past leases, and past the timeout of a request.
+pub const REPLICA_CUT: Duration = Duration::from_millis(2_500);
+
 /// How long the disk is slow.
 pub const SLOW: Duration = Duration::from_millis(2_500);
 
-/// The next offset of the clients' clock: up to an hour ahead of the true time, or behind it.
-pub fn clock_step_ms(random: &mut fastrand::Rng) -> i64 {
-    random.i64(-3_600_000..3_600_000)
+/// Steps of the clocks in one fault, so that some fall into a short lease.
+pub const CLOCK_STEPS: u32 = 6;
+/// Time between two steps: longer than the lease of a claim on a key that several contend for.
+pub const CLOCK_STEP: Duration = Duration::from_millis(200);
+
+/// Offsets of wall clocks to the true time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClockStep {
+    /// Of clients with an even number, and of those with an odd one: up to an hour ahead or behind.
+    pub clients_ms: [i64; 2],
+    /// Of the server of the embedded store: up to a minute, which is many leases, and less than what deduplication
+    /// remembers. A store that is opened with its clock ahead takes what is over by that clock for over.
+    pub server_ms: i64,
+}
+
+impl ClockStep {
+    /// The next offsets.
+    pub fn random(random: &mut fastrand::Rng) -> Self {
+        let mut client = || random.i64(-3_600_000..3_600_000);
+        Self { clients_ms: [client(), client()], server_ms: random.i64(-60_000..60_000) }
+    }
 }
 
 /// How long the disk is full, or fails.

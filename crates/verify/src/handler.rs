@@ -135,6 +135,7 @@ impl Options {
             seed,
             handler: None,
             upstream: None,
+            failover_command: None,
             preload: None,
             shared_store: false,
             history: None,

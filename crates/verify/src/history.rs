@@ -60,6 +60,9 @@ pub enum ClaimStep {
     Granted {
         /// The fence.
         fence: u64,
+        /// The time that was left of the lease, as the store answered it.
+        #[serde(default)]
+        lease_ms: u64,
     },
     /// The key had ended with this outcome.
     Replayed {
@@ -195,6 +198,11 @@ pub enum Act {
         /// What it caused.
         caused: Caused,
     },
+    /// The wall clock of a process has another difference to the recorder's than before.
+    Clock {
+        /// How far it is ahead; negative: behind.
+        ahead_ms: i64,
+    },
     /// An operator acted: dead letters were redriven, doubts resolved.
     Operator {
         /// The action.
@@ -204,8 +212,11 @@ pub enum Act {
     },
     /// The run waited for the rest of the messages, before it listed what is left.
     Drained {
-        /// Whether the store counted nothing any more; else the time was over.
+        /// Whether the store counted nothing any more.
         empty: bool,
+        /// Why it was not waited for any longer, if something is left.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        why: Option<String>,
     },
 }
 
@@ -231,11 +242,13 @@ pub struct Caused {
     pub replayed: u64,
     /// Completions of claims whose answer was lost.
     pub claims_unknown: u64,
+    /// Processes whose wall clock was set, as they saw it.
+    pub clocks_stepped: u64,
 }
 
 impl Caused {
     /// The counters by name.
-    pub fn named(&self) -> [(&'static str, u64); 9] {
+    pub fn named(&self) -> [(&'static str, u64); 10] {
         [
             ("sends unknown", self.sends_unknown),
             ("sends failed", self.sends_failed),
@@ -246,6 +259,7 @@ impl Caused {
             ("settles refused", self.settles_refused),
             ("replayed", self.replayed),
             ("claims unknown", self.claims_unknown),
+            ("clocks stepped", self.clocks_stepped),
         ]
     }
 
@@ -262,6 +276,7 @@ impl Caused {
             settles_refused: self.settles_refused - earlier.settles_refused,
             replayed: self.replayed - earlier.replayed,
             claims_unknown: self.claims_unknown - earlier.claims_unknown,
+            clocks_stepped: self.clocks_stepped - earlier.clocks_stepped,
         }
     }
 
@@ -318,9 +333,11 @@ impl Event {
             | Act::Claim { id, .. }
             | Act::Entry { id, .. }
             | Act::Left { id, .. } => Some(id),
-            Act::FaultBegins { .. } | Act::FaultEnds { .. } | Act::Operator { .. } | Act::Drained { .. } => {
-                None
-            }
+            Act::FaultBegins { .. }
+            | Act::FaultEnds { .. }
+            | Act::Clock { .. }
+            | Act::Operator { .. }
+            | Act::Drained { .. } => None,
         }
     }
 }
@@ -339,9 +356,14 @@ impl Writer {
         Ok(Self { file, next: 1, start: std::time::Instant::now() })
     }
 
+    /// The time of an event that is appended now.
+    pub fn now_ms(&self) -> anyhow::Result<u64> {
+        Ok(u64::try_from(self.start.elapsed().as_millis())?)
+    }
+
     /// Appends events in one write.
     pub fn append(&mut self, events: impl IntoIterator<Item = NewEvent>) -> anyhow::Result<()> {
-        let ms = u64::try_from(self.start.elapsed().as_millis())?;
+        let ms = self.now_ms()?;
         let mut lines = Vec::new();
         for event in events {
             serde_json::to_writer(&mut lines, &Event { n: self.next, ms, event })?;

@@ -24,8 +24,6 @@ const GAP: Duration = Duration::from_millis(100);
 const POLL: Duration = Duration::from_millis(30);
 /// Unpublished messages that are listed at the end of a run.
 const LISTED_MAX: usize = 10_000;
-/// The lease of a relay; the shortest that there is.
-const LEASE_MS: u64 = 1_000;
 
 const ORDERS: &str = "CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY)";
 const NAIVE: &str = "CREATE TABLE IF NOT EXISTS orders (
@@ -148,15 +146,20 @@ fn place_naively(site: &Site, payment: &Payment) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Messages that are not published yet, of the outbox and of the control.
+/// Messages of the outbox that are not published yet.
 pub async fn count_unpublished(site: &Site) -> anyhow::Result<u64> {
     let outbox = relay::open_outbox(&outbox_url(site)).await?;
     let route = topic(&site.run);
     let status = outbox.status().await?.into_iter().find(|status| status.route == route);
     let Some(status) = status else { bail!("the relay's route is not there") };
+    Ok(status.lag + status.held)
+}
+
+/// Messages of the control that are not marked yet.
+pub fn count_unmarked(site: &Site) -> anyhow::Result<u64> {
     let count = "SELECT count(*) FROM orders WHERE NOT published";
     let naive: i64 = open(&naive_file(site), NAIVE)?.query_row(count, [], |row| row.get(0))?;
-    Ok(status.lag + status.held + naive.cast_unsigned())
+    Ok(naive.cast_unsigned())
 }
 
 /// The payments of messages that are not published yet.
@@ -191,7 +194,7 @@ async fn publish(site: Site, workload: Workload) -> anyhow::Result<()> {
         to: Some(site.endpoint.clone()),
         queue: Some(workload.queue(&site.run)),
         topics: vec![topic(&site.run)],
-        lease_ms: LEASE_MS,
+        lease_ms: site.lease().as_millis() as u64,
         // What is not published in this run would be missed by the checker.
         max_attempts: 0,
         ..RelayConfig::default()

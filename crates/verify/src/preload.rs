@@ -9,6 +9,8 @@ use std::process::Command;
 
 use anyhow::Context as _;
 
+use crate::fault::ClockStep;
+
 /// What the disk of a server does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disk {
@@ -22,7 +24,8 @@ pub enum Disk {
 pub struct Preload {
     library: PathBuf,
     server: PathBuf,
-    clients: PathBuf,
+    /// Of clients with an even number, and of those with an odd one.
+    clients: [PathBuf; 2],
     undo: PathBuf,
 }
 
@@ -32,8 +35,8 @@ impl Preload {
         let folder = run_folder.join("preload");
         let undo = folder.join("undo");
         fs::create_dir_all(&undo)?;
-        let (server, clients) = (folder.join("server"), folder.join("clients"));
-        for control in [&server, &clients] {
+        let (server, clients) = (folder.join("server"), ["even", "odd"].map(|clients| folder.join(clients)));
+        for control in clients.iter().chain([&server]) {
             fs::write(control, *b"n\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0")?;
         }
         let library = library.canonicalize().with_context(|| library.display().to_string())?;
@@ -49,9 +52,9 @@ impl Preload {
         Ok(())
     }
 
-    /// Starts a client with it.
-    pub fn load_into_client(&self, command: &mut Command) {
-        command.env("LD_PRELOAD", &self.library).env("VERIFY_FAULTS_CONTROL", &self.clients);
+    /// Starts a client with it; clients with an even and an odd number have different clocks.
+    pub fn load_into_client(&self, command: &mut Command, number: usize) {
+        command.env("LD_PRELOAD", &self.library).env("VERIFY_FAULTS_CONTROL", &self.clients[number % 2]);
     }
 
     /// Breaks or mends the disk of servers.
@@ -66,9 +69,15 @@ impl Preload {
         Ok(OpenOptions::new().write(true).open(&self.server)?.write_all_at(&[mode], 0)?)
     }
 
-    /// Sets the clock of all clients to this time after the true one, or before it.
-    pub fn step_clock(&self, ms: i64) -> anyhow::Result<()> {
-        Ok(OpenOptions::new().write(true).open(&self.clients)?.write_all_at(&ms.to_le_bytes(), 8)?)
+    /// Sets the wall clocks to these times after the true one, or before it.
+    pub fn step_clocks(&self, step: ClockStep) -> anyhow::Result<()> {
+        let [even, odd] = &self.clients;
+        for (control, ms) in
+            [(even, step.clients_ms[0]), (odd, step.clients_ms[1]), (&self.server, step.server_ms)]
+        {
+            OpenOptions::new().write(true).open(control)?.write_all_at(&ms.to_le_bytes(), 8)?;
+        }
+        Ok(())
     }
 
     /// Takes away what was written to the files of a store and not synced. Its server has been killed.

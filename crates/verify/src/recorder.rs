@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,9 @@ use crate::workload::{Bank, Workload};
 const BANK_MS: std::ops::Range<u64> = 1..8;
 /// Of the payments of a workload with rejections, one in this many is from a closed account.
 const CLOSED_ONE_IN: u64 = 5;
+
+/// A wall clock that differs by less is not taken for one that was set: reports are on their way for some time.
+const CLOCK_MS: u64 = 10_000;
 
 /// Where programs that are not of this run call: this, and the workload's name.
 pub const EFFECTS: &str = "/effects/";
@@ -68,6 +71,14 @@ pub struct AccountOf {
     pub account: String,
 }
 
+/// Events that a process reports.
+#[derive(Debug, Serialize, Deserialize)]
+struct Reported {
+    /// The wall clock of the process, in milliseconds since 1970.
+    clock_ms: u64,
+    events: Vec<NewEvent>,
+}
+
 /// Answer to reported events.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Recorded {
@@ -98,6 +109,15 @@ pub struct Progress {
     pub accepted: u64,
     pub moved: u64,
     pub doubles: u64,
+    /// Payments that were made or acked; of a control: those that it has begun.
+    pub done: u64,
+}
+
+impl Progress {
+    /// Accepted payments that are waiting.
+    pub fn backlog(&self) -> u64 {
+        self.accepted.saturating_sub(self.done)
+    }
 }
 
 #[derive(Default)]
@@ -108,10 +128,14 @@ struct State {
     open: HashSet<(String, String)>,
     /// Receipts by workload and payment, the first of each.
     receipts: HashMap<(String, String), u64>,
+    /// Payments that were made or acked.
+    done: HashSet<(String, String)>,
     /// Receipts by workload and derived key.
     keys: HashMap<(String, String), u64>,
     last_receipt: u64,
     accounts_open: bool,
+    /// How far the wall clock of a process is ahead, by its name.
+    clocks: HashMap<String, i64>,
     /// Controls that are in their gap, by process and workload.
     gaps: HashMap<(String, String), u64>,
     counts: Counts,
@@ -208,6 +232,7 @@ impl Recorder {
                 serde_json::to_vec(&open.map(|(of, _)| of.clone()).collect::<Vec<_>>())?
             }
             "/receipts" => serde_json::to_vec(&self.receipts(&serde_json::from_slice::<String>(body)?))?,
+            "/now" => serde_json::to_vec(&self.writer().now_ms()?)?,
             "/counts" => serde_json::to_vec(&self.state().counts)?,
             _ => bail!("no such path"),
         })
@@ -237,20 +262,25 @@ impl Recorder {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn append(&self, events: Vec<NewEvent>) -> anyhow::Result<()> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner).append(events)
+    fn writer(&self) -> std::sync::MutexGuard<'_, Writer> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn record(&self, events: Vec<NewEvent>) -> anyhow::Result<Recorded> {
+    fn record(&self, reported: Reported) -> anyhow::Result<Recorded> {
+        let Reported { clock_ms, mut events } = reported;
         let mut state = self.state();
         let mut backlog = 0;
+        if let Some(process) = events.first().map(|event| process(&event.who).to_owned()) {
+            let ahead_ms = clock_ms.cast_signed() - wall_ms().cast_signed();
+            events.extend(state.clock(process, ahead_ms));
+        }
         for event in &events {
             state.note(event);
             let progress = state.counts.per_workload.get(&event.workload).copied().unwrap_or_default();
-            backlog = progress.accepted.saturating_sub(progress.moved);
+            backlog = progress.backlog();
         }
         drop(state);
-        self.append(events)?;
+        self.writer().append(events)?;
         Ok(Recorded { backlog })
     }
 
@@ -265,7 +295,7 @@ impl Recorder {
     /// The history has the calls in the order in which the bank got them: the writer is held from before the effect. Otherwise
     /// a call that follows from this one could be recorded first, and the checker would see a wrong order.
     fn pay_and_record(&self, workload: &Workload, pay: Pay) -> anyhow::Result<Paid> {
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = self.writer();
         let paid = self.state().pay(workload, &pay);
         let Pay {
             who, workload, payment: Payment { id, account, number }, fence, deliveries, takeover, ..
@@ -293,7 +323,28 @@ impl Recorder {
     }
 }
 
+/// The process of a name: a task has a number behind it.
+fn process(who: &str) -> &str {
+    who.split('/').next().unwrap_or(who)
+}
+
+fn wall_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
 impl State {
+    /// Notes the clock of a process. Returns an event if it is another than before, compared with this process's own clock.
+    fn clock(&mut self, who: String, ahead_ms: i64) -> Option<NewEvent> {
+        let before = self.clocks.insert(who.clone(), ahead_ms);
+        let moved = before.unwrap_or_default().abs_diff(ahead_ms);
+        if moved < CLOCK_MS {
+            return None;
+        }
+        // A process that is new has seen no step.
+        self.counts.caused.clocks_stepped += u64::from(before.is_some());
+        Some(NewEvent { who, workload: String::new(), act: Act::Clock { ahead_ms } })
+    }
+
     fn pay(&mut self, workload: &Workload, pay: &Pay) -> Paid {
         let of = |what: &str| (pay.workload.clone(), what.to_owned());
         let caused = &mut self.counts.caused;
@@ -318,6 +369,10 @@ impl State {
     }
 
     fn gap(&mut self, gap: Gap) {
+        // A control without a queue has several payments in one gap; each counts when it is made.
+        if gap.enters && Workload::named(&gap.workload).is_some_and(|workload| workload.has_queue()) {
+            self.counts.per_workload.entry(gap.workload.clone()).or_default().done += 1;
+        }
         let count = self.gaps.entry((gap.who, gap.workload)).or_default();
         *count = if gap.enters { *count + 1 } else { count.saturating_sub(1) };
     }
@@ -331,6 +386,17 @@ impl State {
                 progress.moved += 1;
                 entry.insert(receipt);
             }
+        }
+        self.done(workload, id);
+    }
+
+    /// Counts a payment that does not wait any more. Controls with a queue tell when they begin one: some are never made.
+    fn done(&mut self, workload: &str, id: &str) {
+        let begins = |workload: Workload| workload.is_control() && workload.has_queue();
+        if !Workload::named(workload).is_some_and(begins)
+            && self.done.insert((workload.to_owned(), id.to_owned()))
+        {
+            self.counts.per_workload.entry(workload.to_owned()).or_default().done += 1;
         }
     }
 
@@ -357,11 +423,14 @@ impl State {
                     }
                 }
             },
-            Act::Settle { ack, answer, ran, deliveries, .. } => match answer {
+            Act::Settle { id, ack, answer, ran, deliveries, .. } => match answer {
                 Answer::Ok => {
                     let replayed = *ack && !ran;
                     caused.replayed += u64::from(replayed);
                     caused.redelivered += u64::from(replayed && *deliveries > 1);
+                    if *ack {
+                        self.done(&event.workload, id);
+                    }
                 }
                 Answer::Failed | Answer::Unknown => caused.settles_refused += 1,
             },
@@ -407,8 +476,8 @@ impl Reporter {
     /// Reports as one of several tasks of this process.
     pub async fn report_as(&self, who: &str, workload: &str, acts: Vec<Act>) -> anyhow::Result<Recorded> {
         let event = |act| NewEvent { who: who.to_owned(), workload: workload.to_owned(), act };
-        let events: Vec<NewEvent> = acts.into_iter().map(event).collect();
-        self.caller.call("/events", &events).await
+        let events = acts.into_iter().map(event).collect();
+        self.caller.call("/events", &Reported { clock_ms: wall_ms(), events }).await
     }
 
     /// Calls a bank.
@@ -443,6 +512,11 @@ impl Reporter {
         self.caller.call("/receipts", &workload).await
     }
 
+    /// Milliseconds since the start of the recorder.
+    pub async fn now_ms(&self) -> anyhow::Result<u64> {
+        self.caller.call("/now", &()).await
+    }
+
     /// The figures of the run so far.
     pub async fn counts(&self) -> anyhow::Result<Counts> {
         self.caller.call("/counts", &()).await
@@ -452,6 +526,43 @@ impl Reporter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_clock_that_was_set_is_recorded_with_its_process() {
+        let mut state = State::default();
+        let mut clock =
+            |who: &str, ahead_ms| state.clock(process(who).to_owned(), ahead_ms).map(|event| event.act);
+        assert_eq!(clock("worker-1/0", 3), None);
+        assert_eq!(clock("worker-1/2", 900), None, "its report was on its way for some time");
+        assert_eq!(clock("worker-1/0", 1_800_000), Some(Act::Clock { ahead_ms: 1_800_000 }));
+        assert_eq!(clock("worker-1/1", 1_800_001), None, "the same process");
+        assert_eq!(clock("worker-1", -60_000), Some(Act::Clock { ahead_ms: -60_000 }));
+        // A new process starts with a clock that was set before.
+        assert_eq!(clock("worker-2", -60_000), Some(Act::Clock { ahead_ms: -60_000 }));
+        assert_eq!(state.counts.caused.clocks_stepped, 2, "it has seen no step");
+    }
+
+    #[test]
+    fn what_waits_is_what_was_accepted_and_neither_made_nor_acked() {
+        let mut state = State::default();
+        let mut note = |workload: &str, act| {
+            state.note(&NewEvent { who: "w".into(), workload: workload.into(), act });
+            state.counts.per_workload.get(workload).map_or(0, Progress::backlog)
+        };
+        let settle = |id: &str, ack, answer| {
+            let (id, message, error) = (id.to_owned(), "m".to_owned(), None);
+            Act::Settle { id, message, fence: 1, ack, answer, ran: true, deliveries: 1, error }
+        };
+        for number in 1..=3 {
+            let id = format!("a-{number}");
+            note("transfers", Act::Intent { id: id.clone(), account: "a".into(), number });
+            assert_eq!(note("transfers", Act::Send { id, answer: Answer::Ok }), number);
+        }
+        assert_eq!(note("transfers", settle("a-1", true, Answer::Ok)), 2);
+        assert_eq!(note("transfers", settle("a-1", true, Answer::Ok)), 2, "once");
+        assert_eq!(note("transfers", settle("a-2", true, Answer::Unknown)), 2);
+        assert_eq!(note("transfers", settle("a-2", false, Answer::Ok)), 2, "it is delivered again");
+    }
 
     #[test]
     fn calls_are_recorded_in_the_order_of_their_effects() {

@@ -159,8 +159,12 @@ impl Report {
         events: &[Event],
     ) -> Self {
         let faults_that_bit = faults.iter().filter(|fault| fault.bit).count() as u64;
+        let drained = events.iter().find_map(|event| match &event.event.act {
+            Act::Drained { why, .. } => why.as_deref(),
+            _ => None,
+        });
         let row = |(workload, findings): (&Workload, Findings)| {
-            let (verdict, why) = judge(workload, &findings, faults_that_bit);
+            let (verdict, why) = judge(workload, &findings, faults_that_bit, drained);
             Row {
                 workload: workload.name,
                 title: workload.title,
@@ -216,7 +220,13 @@ impl Report {
     }
 }
 
-fn judge(workload: &Workload, findings: &Findings, faults_that_bit: u64) -> (Verdict, Option<String>) {
+/// The verdict of a workload, and why. `drained` is why the run did not wait for the rest any longer.
+fn judge(
+    workload: &Workload,
+    findings: &Findings,
+    faults_that_bit: u64,
+    drained: Option<&str>,
+) -> (Verdict, Option<String>) {
     let inconclusive = |why: &str| (Verdict::Inconclusive, Some(why.to_owned()));
     if findings.total() > 0 {
         return (Verdict::Violated, None);
@@ -231,7 +241,8 @@ fn judge(workload: &Workload, findings: &Findings, faults_that_bit: u64) -> (Ver
         return inconclusive("nothing took effect");
     }
     if findings.unsettled > 0 {
-        return inconclusive("messages were still waiting at the end");
+        let why = drained.map(|why| format!("; {why}")).unwrap_or_default();
+        return inconclusive(&format!("messages were still waiting at the end: {}{why}", findings.unsettled));
     }
     (Verdict::Held, None)
 }
@@ -286,7 +297,10 @@ fn fault_spans(events: &[Event]) -> Vec<FaultSpan> {
     let effects: Vec<u64> = events.iter().filter(is_effect).map(|event| event.ms).collect();
     let recovery = |from: u64, until: u64| {
         let gaps = effects.windows(2).filter(|gap| gap[1] >= from && gap[0] <= until);
-        gaps.map(|gap| gap[1] - gap[0]).max().unwrap_or_default()
+        let longest = gaps.map(|gap| gap[1] - gap[0]).max();
+        // Nothing had taken effect before: from its begin to the first.
+        let first = || effects.iter().find(|ms| **ms >= from).map(|ms| ms - from);
+        longest.or_else(first).unwrap_or_default()
     };
     let mut begun = BTreeMap::new();
     let mut spans = Vec::new();

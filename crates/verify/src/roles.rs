@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::check;
 use crate::history;
-use crate::workload::Workload;
+use crate::workload::{LEASE_MS, Workload};
 use crate::{orders, producer, recorder, worker};
 
 /// The program's first argument for a child process.
@@ -23,9 +23,12 @@ pub const ROLE_COMMAND: &str = "__verify";
 pub(crate) const ROLE_VARIABLE: &str = "HAPAX_VERIFY_ROLE";
 
 /// How long a role tries to reach a server that was killed.
-const CONNECT: Duration = Duration::from_secs(30);
+const CONNECT: Duration = Duration::from_mins(3);
 /// Timeout of a request. Shorter than the default, so that a dropped answer does not stop a run for half a minute.
 const REQUEST: Duration = Duration::from_millis(1_500);
+
+/// The lease when no more faults are injected.
+const CALM_LEASE: Duration = Duration::from_secs(30);
 
 /// What a child process is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -69,9 +72,21 @@ pub struct Site {
     pub proxies: Vec<(String, SocketAddr)>,
     /// The PostgreSQL store, which then has the bank's table, instead of the file.
     pub database: Option<String>,
+    /// No faults are injected any more: leases and timeouts are long, so that a slow machine gets something done within them.
+    pub calm: bool,
 }
 
 impl Site {
+    /// The lease of deliveries and claims.
+    pub fn lease(&self) -> Duration {
+        if self.calm { CALM_LEASE } else { Duration::from_millis(LEASE_MS) }
+    }
+
+    /// The timeout of requests to the server.
+    pub fn request_timeout(&self) -> Duration {
+        if self.calm { CALM_LEASE / 2 } else { REQUEST }
+    }
+
     fn workloads(&self) -> anyhow::Result<Vec<Workload>> {
         named(&self.workloads)
     }
@@ -123,12 +138,12 @@ pub fn ready() {
     say("ready");
 }
 
-/// Connects to the server, which may be down for a moment.
-pub async fn connect(endpoint: &str) -> anyhow::Result<Hapax> {
-    connect_with(endpoint, REQUEST).await
+/// Connects to the site's server, which may be down for a moment.
+pub async fn connect(site: &Site) -> anyhow::Result<Hapax> {
+    connect_with(&site.endpoint, site.request_timeout()).await
 }
 
-/// As [`connect`], with another timeout of requests.
+/// Connects to a server, which may be down for a moment, with this timeout of requests.
 pub async fn connect_with(endpoint: &str, timeout: Duration) -> anyhow::Result<Hapax> {
     let connect = || async {
         let options = Options { timeout, connect_timeout: timeout, ..Options::default() };

@@ -12,9 +12,13 @@ use crate::aim::Aim;
 use crate::check::Findings;
 use crate::cluster::{Cluster, UserPrograms, start};
 use crate::drain;
-use crate::fault::{self, DiskFault, Fault, HITS_PER_PART, PART, Schedule, Side, Target, WINDOW, WireFault};
+use crate::fault::{
+    self, ClockStep, DiskFault, Fault, HITS_PER_PART, LeaderLoss, PART, Schedule, Side, Target, WINDOW,
+    WireFault,
+};
 use crate::handler::UserHandler;
 use crate::history::{self, Act, Caused};
+use crate::operator::{self, Doubts};
 use crate::orders;
 use crate::own_store::OwnStore;
 use crate::preload::Disk;
@@ -48,6 +52,8 @@ pub struct Options {
     pub handler: Option<UserHandler>,
     /// The user's own service behind the proxy: `http://HOST:PORT/PATH`.
     pub upstream: Option<String>,
+    /// A command for the shell that makes a replica of the store take over, and ends when it has.
+    pub failover_command: Option<String>,
     /// A library with faults of disk and clock, built from `preload/faults.c`.
     pub preload: Option<PathBuf>,
     /// Uses a store that holds other queues.
@@ -73,7 +79,7 @@ pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyho
     let started = Instant::now();
     let own_store = options.store.as_deref().and_then(OwnStore::start).transpose()?;
     let store_url = match (&own_store, &options.store) {
-        (Some(own), _) => own.url(),
+        (Some(own), _) => own.url()?,
         (None, Some(url)) => url.clone(),
         (None, None) => format!("embedded:{}", folder.path().join("store").display()),
     };
@@ -94,10 +100,12 @@ pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyho
         bank: folder.path().join("bank.db"),
         proxies: Vec::new(),
         database: None,
+        calm: false,
     };
     let user = UserPrograms {
         handler: options.handler.clone(),
         upstream: options.upstream.clone(),
+        failover_command: options.failover_command.clone(),
         preload: options.preload.clone(),
     };
     tell(Progress::Phase(format!("starting {servers} server(s) over {parsed}")));
@@ -154,7 +162,7 @@ async fn storm(
     tell: &mut dyn FnMut(Progress<'_>),
 ) -> anyhow::Result<Vec<ReportedFault>> {
     let run = cluster.site().run.clone();
-    drain::create_queues(hapax, &options.workloads, &run).await?;
+    operator::create_queues(hapax, &options.workloads, &run).await?;
     transfers::create(cluster.site()).await?;
     orders::create(cluster.site()).await?;
     cluster.start_clients()?;
@@ -167,7 +175,7 @@ async fn storm(
     )));
     let mut schedule = Schedule::new(options.seed, faults_on(cluster, &options.faults)?);
     let end = Instant::now() + options.time;
-    let mut faults = Vec::new();
+    let (mut faults, mut doubts) = (Vec::new(), Doubts::default());
     let mut aim = Aim::new(&reporter, &options.workloads);
     loop {
         let fault = match schedule.next_fault() {
@@ -182,7 +190,14 @@ async fn storm(
         let before = reporter.counts().await?;
         let at = Instant::now();
         reporter.report("", vec![Act::FaultBegins { number, fault: fault.to_string() }]).await?;
-        let hits = inject(cluster, fault, &mut schedule, &mut aim).await?;
+        let hits = match inject(cluster, fault, &mut schedule, &mut aim).await {
+            // A command of the user's may fail once without an end of the run; then it hit nothing.
+            Err(error) if fault == Fault::Failover(LeaderLoss::Command) => {
+                tell(Progress::Phase(format!("{error:#}")));
+                0
+            }
+            hits => hits?,
+        };
         tokio::time::sleep(fault::aftermath(fault)).await;
         let after = reporter.counts().await?;
         let caused = after.caused.since(&before.caused);
@@ -195,27 +210,44 @@ async fn storm(
         tell(Progress::Fault(&injected));
         faults.push(injected);
         cluster.check_alive()?;
-        match number % 6 {
-            0 => reporter.open_accounts(false).await?,
-            3 => {
-                reporter.open_accounts(true).await?;
-                // A store that is cut off at this moment is asked again the next time.
-                let _ = drain::retry_rejected(&cluster.connect().await?, &reporter, &options.workloads, &run)
-                    .await;
-            }
-            _ => {}
+        if number.is_multiple_of(3) {
+            let open = !number.is_multiple_of(2);
+            reporter.open_accounts(open).await?;
+            // A store that is cut off at this moment is asked again the next time.
+            let _ = visit(cluster, &reporter, &options.workloads, &mut doubts, open).await;
         }
     }
     tell(Progress::Phase("waiting until everything is settled".into()));
-    drain::drain(cluster, &reporter, &options.workloads).await?;
+    drain::drain(cluster, &reporter, &options.workloads, &mut doubts, tell).await?;
     Ok(faults)
+}
+
+/// What an operator does while the run goes on: decides about doubts, and lets what was rejected run again. Else they would
+/// all be waiting at the end.
+async fn visit(
+    cluster: &Cluster,
+    reporter: &Reporter,
+    workloads: &[Workload],
+    doubts: &mut Doubts,
+    accounts_are_open: bool,
+) -> anyhow::Result<()> {
+    let hapax = cluster.connect().await?;
+    for workload in workloads {
+        doubts.resolve(&hapax, cluster, reporter, workload).await?;
+    }
+    if accounts_are_open {
+        operator::retry_rejected(&hapax, reporter, workloads, &cluster.site().run).await?;
+    }
+    Ok(())
 }
 
 /// The faults that can be injected here: those between servers and store need a proxy there.
 fn faults_on(cluster: &Cluster, wanted: &[Fault]) -> anyhow::Result<Vec<Fault>> {
     let possible = |fault: &Fault| match fault {
         Fault::Wire(wire) => cluster.has_proxy(wire),
-        Fault::Kill(Target::Store) => cluster.owns_store(),
+        Fault::Kill(Target::Store) => cluster.owns_store() && !cluster.has_replicas(),
+        Fault::Failover(loss) => cluster.can_fail_over(*loss),
+        Fault::ReplicaCut => cluster.has_replicas(),
         Fault::Kill(Target::Proxy) => cluster.has_proxies(),
         Fault::KillRelay(_) => cluster.has_relay(),
         Fault::Partition => cluster.proxy(Side::Store).is_some(),
@@ -232,7 +264,7 @@ fn faults_on(cluster: &Cluster, wanted: &[Fault]) -> anyhow::Result<Vec<Fault>> 
 }
 
 async fn wait_for_load(cluster: &mut Cluster, reporter: &Reporter) -> anyhow::Result<()> {
-    let deadline = Instant::now() + Duration::from_mins(1);
+    let deadline = Instant::now() + Duration::from_mins(3);
     while reporter.counts().await?.moved < 20 {
         cluster.check_alive()?;
         if Instant::now() > deadline {
@@ -262,6 +294,8 @@ async fn inject(
             cluster.pause_worker(worker, false);
         }
         Fault::Kill(Target::Store) => cluster.restart_store()?,
+        Fault::Failover(loss) => cluster.fail_over(loss, random)?,
+        Fault::ReplicaCut => cluster.cut_replica(random)?,
         Fault::Kill(Target::Proxy) => cluster.restart_proxies()?,
         Fault::KillRelay(point) => return aim.kill_relay(cluster, point).await,
         Fault::Scale => {
@@ -288,7 +322,10 @@ async fn inject(
         Fault::Disk(disk) => break_disk(cluster, disk).await?,
         Fault::ClockStep => {
             let Some(preload) = cluster.preload() else { return Ok(0) };
-            preload.step_clock(fault::clock_step_ms(random))?;
+            for _ in 0..fault::CLOCK_STEPS {
+                preload.step_clocks(ClockStep::random(random))?;
+                tokio::time::sleep(fault::CLOCK_STEP).await;
+            }
         }
         Fault::Wire(wire) => return Ok(break_wire(cluster, wire).await),
     }
@@ -325,7 +362,9 @@ async fn break_wire(cluster: &Cluster, wire: WireFault) -> u64 {
 fn did_bite(fault: Fault, hits: u64, caused: &Caused) -> bool {
     let duplicated = matches!(fault, Fault::Wire(wire) if wire.action == Action::Duplicate);
     // A relay is killed when a request or response of its own is under way: that one is lost.
-    let certain = matches!(fault, Fault::KillRelay(_));
+    let certain = matches!(fault, Fault::KillRelay(_))
+        // Nothing may depend on a client's clock, so all that can be shown is that the clients saw another time.
+        || fault == Fault::ClockStep && caused.clocks_stepped > 0;
     hits > 0 && (certain || caused.bit() || duplicated && caused.replayed + caused.known > 0)
 }
 
@@ -354,4 +393,30 @@ async fn clean_up(cluster: &Cluster, workloads: &[Workload]) -> anyhow::Result<(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::ROUND;
+
+    #[test]
+    fn a_fault_bites_only_if_it_changed_something() {
+        let nothing = Caused::default();
+        let duplicate =
+            |fault: &Fault| matches!(fault, Fault::Wire(wire) if wire.action == Action::Duplicate);
+        for fault in ROUND {
+            // To kill a relay in the middle of a request is a change by itself.
+            let certain = matches!(fault, Fault::KillRelay(_));
+            assert_eq!(did_bite(fault, 1, &nothing), certain, "{fault}");
+            let lost = Caused { sends_unknown: 1, ..nothing };
+            assert!(did_bite(fault, 1, &lost), "{fault}");
+            assert!(!did_bite(fault, 0, &lost), "{fault}: it hit nothing, so it was not the cause");
+            // Producers send some payments twice on purpose.
+            let replayed = Caused { replayed: 1, ..nothing };
+            assert_eq!(did_bite(fault, 1, &replayed), certain || duplicate(&fault), "{fault}");
+            let stepped = Caused { clocks_stepped: 1, ..nothing };
+            assert_eq!(did_bite(fault, 1, &stepped), certain || fault == Fault::ClockStep, "{fault}");
+        }
+    }
 }

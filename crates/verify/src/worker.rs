@@ -40,6 +40,7 @@ pub struct Workplace {
     ledger: Option<Arc<dyn Ledger>>,
     reporter: Arc<Reporter>,
     run: String,
+    lease: Duration,
 }
 
 /// Works until its process is killed.
@@ -87,13 +88,13 @@ pub async fn run(site: &Site, workloads: &[Workload]) -> anyhow::Result<()> {
 
 impl Workplace {
     async fn new(site: &Site) -> anyhow::Result<Self> {
-        let hapax = roles::connect(&site.endpoint).await?;
+        let hapax = roles::connect(site).await?;
         let ledger = match &site.ledger {
             Some(url) => Some(roles::repeat(|| Hapax::open(url)).await?.ledger()),
             None => None,
         };
         let reporter = Arc::new(Reporter::new(site.recorder, "worker"));
-        Ok(Self { hapax, ledger, reporter, run: site.run.clone() })
+        Ok(Self { hapax, ledger, reporter, run: site.run.clone(), lease: site.lease() })
     }
 
     fn queue(&self, workload: Workload) -> Queue<Payment> {
@@ -133,7 +134,7 @@ impl Workplace {
         tokio::spawn(report_settles(self.reporter.clone(), workload.name, told));
         let build = || async {
             let tell = tell.clone();
-            let builder = builder().await?.concurrency(CONCURRENCY);
+            let builder = builder().await?.concurrency(CONCURRENCY).lease(self.lease);
             let builder = builder.on_settled(move |settled| drop(tell.send(act_of(settled))));
             anyhow::Ok(builder.build().await?)
         };

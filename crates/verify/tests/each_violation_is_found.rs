@@ -57,7 +57,7 @@ impl History {
     }
 
     fn granted(self, who: &str, fence: u64) -> Self {
-        self.claim(who, ClaimStep::Ask).claim(who, ClaimStep::Granted { fence })
+        self.claim(who, ClaimStep::Ask).claim(who, ClaimStep::Granted { fence, lease_ms: 0 })
     }
 
     fn completed(self, who: &str, fence: u64, answer: Answer) -> Self {
@@ -128,15 +128,15 @@ fn accepted_but_lost() {
 fn left_uncounted() {
     let rejected = || History::default().accepted(1).call(1, 5, Effect::Closed);
     for place in [Place::Dead, Place::Parked, Place::InDoubt, Place::Waiting] {
-        let late = rejected().add("d", Act::Drained { empty: false }).left(1, place);
+        let late = rejected().add("d", Act::Drained { empty: false, why: None }).left(1, place);
         assert_eq!(late.is(false, &[]).unsettled, 1, "there was no time to make the payment");
-        let uncounted = rejected().add("d", Act::Drained { empty: true }).left(1, place);
+        let uncounted = rejected().add("d", Act::Drained { empty: true, why: None }).left(1, place);
         let findings = uncounted.is(false, &[Anomaly::LeftUncounted]);
         assert_eq!(findings.violations[0].witness.len(), 3);
     }
     // Made, and not acked in time: that is accounted for.
     let made = History::default().accepted(1).call(1, 5, Effect::Moved);
-    made.add("d", Act::Drained { empty: true }).left(1, Place::Waiting).is(false, &[]);
+    made.add("d", Act::Drained { empty: true, why: None }).left(1, Place::Waiting).is(false, &[]);
 }
 
 #[test]
@@ -237,11 +237,34 @@ fn fence_backwards() {
     let concurrent = History::default()
         .claim("a", ClaimStep::Ask)
         .claim("b", ClaimStep::Ask)
-        .claim("a", ClaimStep::Granted { fence: 9 })
-        .claim("b", ClaimStep::Granted { fence: 5 });
+        .claim("a", ClaimStep::Granted { fence: 9, lease_ms: 0 })
+        .claim("b", ClaimStep::Granted { fence: 5, lease_ms: 0 });
     concurrent.is(false, &[]);
     let same = History::default().accepted(1).call(1, 5, Effect::Moved).call(1, 5, Effect::Known);
     same.is(false, &[Anomaly::FenceBackwards]);
+}
+
+#[test]
+fn granted_while_held() {
+    let lease_ms = 100;
+    let held = |until_other: u64| {
+        let mut history = History::default().claim("a", ClaimStep::Ask);
+        history = history.claim("a", ClaimStep::Granted { fence: 5, lease_ms });
+        history = history.claim("b", ClaimStep::Ask).claim("b", ClaimStep::Granted { fence: 9, lease_ms });
+        // Asked for at 1 ms; the lease of the first lasts to 101 ms at least.
+        history.0[3].ms = until_other;
+        history
+    };
+    let findings = held(90).is(false, &[Anomaly::GrantedWhileHeld]);
+    assert!(findings.violations[0].says.contains("11 ms before the lease of fence 5 ended"), "{findings:#?}");
+    held(97).is(false, &[]);
+    held(300).is(false, &[]);
+    // The first learns of its grant after the second.
+    let late = History::default()
+        .claim("a", ClaimStep::Ask)
+        .granted("b", 9)
+        .claim("a", ClaimStep::Granted { fence: 5, lease_ms });
+    late.is(false, &[Anomaly::GrantedWhileHeld]);
 }
 
 #[test]
@@ -312,6 +335,16 @@ fn outcome_differs() {
     let unknown = || History::default().granted("a", 5).completed("a", 5, Answer::Unknown);
     unknown().replayed("b", "by a").is(false, &[]);
     unknown().replayed("b", "by b").is(false, &[Anomaly::OutcomeDiffers]);
+    // A duplicate is answered before the completion is, and with the outcome of another holder.
+    let early = |outcome: &str| {
+        let asked = History::default().granted("a", 5).claim("b", ClaimStep::Ask);
+        let asked = asked.claim("c", ClaimStep::Complete { fence: 4, outcome: "by c".into() });
+        let asked = asked.claim("a", ClaimStep::Complete { fence: 5, outcome: "by a".into() });
+        let answered = asked.claim("b", ClaimStep::Replayed { outcome: outcome.into() });
+        answered.claim("a", ClaimStep::Completed { fence: 5, answer: Answer::Ok })
+    };
+    early("by a").is(false, &[]);
+    early("by c").is(false, &[Anomaly::OutcomeDiffers]);
     let paid = || History::default().accepted(1).call(1, 5, Effect::Moved);
     paid().entry(1, 500).is(false, &[]);
     paid().entry(1, 501).is(false, &[Anomaly::OutcomeDiffers]);

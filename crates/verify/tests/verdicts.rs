@@ -1,7 +1,7 @@
 //! Verdicts, and the forms of a report.
 
 use hapax_verify::check::{Anomaly, check};
-use hapax_verify::history::{Act, Answer, Caused, Effect, Event, NewEvent};
+use hapax_verify::history::{Act, Answer, Caused, Effect, Event, NewEvent, Place};
 use hapax_verify::report::{FaultSpan, Report, ReportedFault, RunFacts, Second, Verdict};
 use hapax_verify::workload::Workload;
 
@@ -35,7 +35,11 @@ fn report_of(workloads: &[&str], ours: u64, naive: u64, bit: bool) -> Report {
     events.extend(paid(2, "payments", ours));
     events.extend(paid(20, "ack-after", naive));
     events.push(event(40, "", Act::FaultEnds { number: 1, hits: 1, caused: Caused::default() }));
-    let findings = workloads.iter().map(|workload| check(&events, workload)).collect();
+    report_on(&workloads, &events, bit)
+}
+
+fn report_on(workloads: &[Workload], events: &[Event], bit: bool) -> Report {
+    let findings = workloads.iter().map(|workload| check(events, workload)).collect();
     let facts = RunFacts {
         version: "1".into(),
         store: "embedded:x".into(),
@@ -47,7 +51,7 @@ fn report_of(workloads: &[&str], ours: u64, naive: u64, bit: bool) -> Report {
     };
     let (caused, fault) = (Caused { sends_failed: 3, ..Caused::default() }, "kill -9 <b>".to_owned());
     let fault = ReportedFault { number: 1, fault, ms: 5, hits: 1, caused, bit, faulted: 3 };
-    Report::new(facts, &workloads, findings, vec![fault], &events)
+    Report::new(facts, workloads, findings, vec![fault], events)
 }
 
 #[test]
@@ -59,6 +63,55 @@ fn each_verdict_has_its_reason() {
     // A violation counts even if a control was not caught.
     assert_eq!(report(2, 1, true).verdict, Verdict::Violated);
     assert_eq!(report(0, 2, true).verdict, Verdict::Violated, "what was accepted is lost");
+}
+
+#[test]
+fn a_run_that_could_not_wait_says_what_is_left_and_why() {
+    let workloads: Vec<Workload> =
+        ["payments", "ack-after"].map(|name| Workload::named(name).unwrap()).into();
+    let mut events = paid(2, "payments", 1);
+    events.extend(paid(20, "ack-after", 2));
+    events.push(event(30, "payments", Act::Send { id: "b-1".into(), answer: Answer::Ok }));
+    let why = Some("nothing moves".to_owned());
+    events.push(event(31, "", Act::Drained { empty: false, why }));
+    events.push(event(32, "payments", Act::Left { id: "b-1".into(), place: Place::Waiting }));
+    let report = report_on(&workloads, &events, true);
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+    let why = report.workloads[0].why.as_deref();
+    assert_eq!(why, Some("messages were still waiting at the end: 1; nothing moves"));
+    assert!(report.to_text().contains("nothing moves"), "{}", report.to_text());
+    // What is left of a control shows nothing, and is nothing to wait for.
+    let of_control = |event: &Event| !matches!(&event.event.act, Act::Left { .. } | Act::Send { .. });
+    let mut events: Vec<Event> = events.into_iter().filter(of_control).collect();
+    events.push(event(33, "ack-after", Act::Left { id: "b-1".into(), place: Place::Waiting }));
+    assert_eq!(report_on(&workloads, &events, true).verdict, Verdict::Held);
+}
+
+#[test]
+fn every_control_has_to_be_caught() {
+    let controls = ["payments", "ack-before", "ack-after"];
+    let workloads: Vec<Workload> = controls.map(|name| Workload::named(name).unwrap()).into();
+    let mut events = paid(2, "payments", 1);
+    events.extend(paid(20, "ack-after", 2));
+    events.extend(paid(30, "ack-before", 1));
+    let report = report_on(&workloads, &events, true);
+    assert_eq!(report.verdict, Verdict::Invalid);
+    assert_eq!(report.why, "controls that were not caught: ack-before");
+    assert_eq!(report.workloads[1].verdict, Verdict::Invalid);
+    assert_eq!(report.workloads[0].verdict, Verdict::Held, "what was found of Hapax is still told");
+}
+
+#[test]
+fn a_workload_without_an_effect_is_inconclusive() {
+    let workloads: Vec<Workload> =
+        ["payments", "accounts", "ack-after"].map(|name| Workload::named(name).unwrap()).into();
+    let mut events = paid(2, "payments", 1);
+    events.extend(paid(20, "ack-after", 2));
+    let report = report_on(&workloads, &events, true);
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+    assert_eq!(report.why, "nothing was shown for accounts");
+    assert_eq!(report.workloads[1].why.as_deref(), Some("nothing took effect"));
+    assert_eq!(report.workloads[0].verdict, Verdict::Held);
 }
 
 #[test]

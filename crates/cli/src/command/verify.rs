@@ -43,8 +43,9 @@ pub struct VerifyArgs {
     /// Under a minute in all, on a temporary store unless --store names one.
     #[arg(long, conflicts_with = "time")]
     quick: bool,
-    /// The store: embedded:PATH, postgres://…, redis://…; it has to be empty. private:postgres, private:redis and
-    /// private:redis-sentinel start servers of their own, which are killed too [default: a temporary folder].
+    /// The store: embedded:PATH, postgres://…, redis://…; it has to be empty. private:postgres, private:redis,
+    /// private:postgres-patroni, private:redis-sentinel and private:redis-cluster start servers of their own, which are killed
+    /// too [default: a temporary folder].
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// A ledger in another store: postgres://… or redis://….
@@ -75,6 +76,10 @@ pub struct VerifyArgs {
     /// Your own service behind `hapax proxy`, for the workload `charges`: http://HOST:PORT/PATH.
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
+    /// Makes a replica of your store take over: a command for the shell, run as a fault, such as `patronictl failover …`. It
+    /// has to end when the replica leads.
+    #[arg(long, value_name = "CMD")]
+    failover_cmd: Option<String>,
     /// A library with faults of disk and clock, which is loaded into processes of the run: crates/verify/preload/faults.c.
     #[arg(long, value_name = "FILE", hide = true)]
     preload: Option<PathBuf>,
@@ -150,6 +155,7 @@ impl VerifyArgs {
             seed,
             handler: self.handler_cmd.clone().map(UserHandler::Command),
             upstream: self.upstream.clone(),
+            failover_command: self.failover_cmd.clone(),
             preload: self.preload.clone(),
             shared_store: self.shared_store,
             history: self.history.clone(),
@@ -177,6 +183,7 @@ impl VerifyArgs {
         }
         words.extend(self.handler_cmd.as_ref().map(|command| format!("--handler-cmd '{command}'")));
         words.extend(self.upstream.as_ref().map(|url| format!("--upstream {}", hapax::without_secrets(url))));
+        words.extend(self.failover_cmd.as_ref().map(|command| format!("--failover-cmd '{command}'")));
         words.extend(self.preload.as_ref().map(|file| format!("--preload {}", file.display())));
         words.push(format!("--seed {seed}"));
         words.join(" ")

@@ -7,10 +7,25 @@ use super::register::Search;
 use super::{Anomaly, Findings};
 use crate::history::{Act, Answer, ClaimStep, Event};
 
+/// How much the times of the recorder and of the store may be rounded.
+const ROUNDING_MS: u64 = 5;
+
+/// A grant, by the recorder's clock.
+struct Held<'a> {
+    fence: u64,
+    /// It had been granted by then.
+    by_ms: u64,
+    /// It had not ended before this: the time that was left is counted from before the claim was asked for.
+    until_ms: u64,
+    event: &'a Event,
+}
+
 #[derive(Default)]
 struct Key<'a> {
     /// The largest fence that was granted so far, and its event.
     granted: Option<(u64, &'a Event)>,
+    /// All grants.
+    held: Vec<Held<'a>>,
     /// The accepted completion: fence, outcome, event.
     completed: Option<(u64, String, &'a Event)>,
     /// Outcomes that someone asked to be recorded, by fence.
@@ -25,6 +40,7 @@ struct Key<'a> {
 
 #[derive(Default, Clone)]
 struct Begun<'a> {
+    ms: u64,
     granted: Option<(u64, &'a Event)>,
     ended: Option<&'a Event>,
 }
@@ -45,6 +61,11 @@ pub fn check(own: &[&Event], findings: &mut Findings) {
         key.step(id, step, event, findings);
         key.violations += findings.total() - before;
     }
+    for (id, key) in &mut keys {
+        let before = findings.total();
+        key.check_leases(id, findings);
+        key.violations += findings.total() - before;
+    }
     let mut search = Search::new();
     // A violation that has a name is not reported twice.
     for (id, key) in keys.iter().filter(|(_, key)| key.violations == 0) {
@@ -56,7 +77,7 @@ impl<'a> Key<'a> {
     fn step(&mut self, id: &str, step: &'a ClaimStep, event: &'a Event, findings: &mut Findings) {
         let who = event.event.who.as_str();
         match step {
-            ClaimStep::Ask | ClaimStep::Extend { .. } => self.begin(who),
+            ClaimStep::Ask | ClaimStep::Extend { .. } => self.begin(who, event),
             ClaimStep::Extended { fence, answer: Answer::Ok } => {
                 let begun = self.begun.get(who).cloned().unwrap_or_default();
                 if let Some((newer, shown)) = begun.granted.filter(|(newer, _)| newer > fence) {
@@ -67,8 +88,10 @@ impl<'a> Key<'a> {
                 }
             }
             ClaimStep::Extended { .. } | ClaimStep::Busy => {}
-            ClaimStep::Granted { fence } => {
+            ClaimStep::Granted { fence, lease_ms } => {
                 let begun = self.begun.get(who).cloned().unwrap_or_default();
+                let until_ms = begun.ms + lease_ms;
+                self.held.push(Held { fence: *fence, by_ms: event.ms, until_ms, event });
                 if let Some((earlier, shown)) = begun.granted.filter(|(earlier, _)| fence <= earlier) {
                     let says = format!("fence {fence} was granted after fence {earlier}");
                     findings.add(Anomaly::FenceBackwards, id, says, &[shown, event]);
@@ -86,16 +109,33 @@ impl<'a> Key<'a> {
                 self.replay(id, outcome, event, findings);
             }
             ClaimStep::Complete { fence, outcome } => {
-                self.begin(who);
+                self.begin(who, event);
                 self.asked.insert(*fence, (outcome.clone(), event));
             }
             ClaimStep::Completed { fence, answer } => self.complete(id, *fence, *answer, event, findings),
         }
     }
 
-    fn begin(&mut self, who: &'a str) {
+    fn begin(&mut self, who: &'a str, event: &Event) {
         let ended = self.completed.as_ref().map(|(_, _, event)| *event);
-        self.begun.insert(who, Begun { granted: self.granted, ended });
+        self.begun.insert(who, Begun { ms: event.ms, granted: self.granted, ended });
+    }
+
+    /// A lease lasts as long as its holder was told, whatever any clock says.
+    fn check_leases(&mut self, id: &str, findings: &mut Findings) {
+        self.held.sort_by_key(|held| held.fence);
+        for pair in self.held.windows(2) {
+            let [earlier, later] = pair else { continue };
+            if later.by_ms + ROUNDING_MS < earlier.until_ms && later.fence != earlier.fence {
+                let says = format!(
+                    "fence {} was granted at the latest {} ms before the lease of fence {} ended",
+                    later.fence,
+                    earlier.until_ms - later.by_ms,
+                    earlier.fence
+                );
+                findings.add(Anomaly::GrantedWhileHeld, id, says, &[earlier.event, later.event]);
+            }
+        }
     }
 
     fn replay(&mut self, id: &str, outcome: &str, event: &'a Event, findings: &mut Findings) {

@@ -6,7 +6,8 @@
 //!
 //! An operation without an answer may have been carried out or not. A claim without an answer only takes the right from
 //! others, which makes no answer to them possible that was impossible before: it is left out. A completion without an answer
-//! stays if its outcome was seen. When a lease ends is not part of this: a grant may follow another at any time.
+//! stays if its outcome was seen. When a lease ends is not part of this: a grant may follow another at any time. That one came
+//! too early is a rule of [`super::claims`].
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -219,7 +220,7 @@ fn operations<'a>(events: &[&'a Event]) -> Vec<Operation<'a>> {
         }
         let Some((op, begins)) = open.remove(who) else { continue };
         let ret = match step {
-            ClaimStep::Granted { fence } => Ret::Granted { fence: *fence },
+            ClaimStep::Granted { fence, .. } => Ret::Granted { fence: *fence },
             ClaimStep::Replayed { outcome } => {
                 seen.insert(outcome.as_str());
                 Ret::Replayed { outcome: outcome.clone() }

@@ -12,8 +12,11 @@ h1{font-size:1.5rem}h2{font-size:1.1rem;margin-top:2rem}table{border-collapse:co
 th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #d8dde6;vertical-align:top}\
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.held,.caught{color:#176639}.violated,.invalid{color:#a11226}\
 .inconclusive{color:#7a5300}pre{background:#f3f5f9;padding:.8rem;overflow:auto;font-size:12px}svg{width:100%;height:auto}\
-.sum{font-size:1.1rem}.key{font-size:13px;margin-top:0}.key span{margin-left:.8rem}td:last-child{white-space:nowrap}\
-@media(prefers-color-scheme:dark){body{background:#12161d;color:#e4e8ef}th,td{border-color:#333c4a}pre{background:#1b212b}\
+.sum{font-size:1.1rem}.key{font-size:13px;margin-top:0}.key span{margin-left:.8rem}td b{white-space:nowrap}\
+code{overflow-wrap:anywhere}.plot{overflow-x:auto}.plot svg{min-width:40rem}\
+@media(max-width:48rem){table,tbody,tr,td,td.n{display:block;text-align:left}th{display:none}td{border:0;padding:.1rem 0}\
+tr+tr{border-top:1px solid #d8dde6;padding:.5rem 0}td[data-l]::before{content:attr(data-l) ': ';opacity:.7}}\
+@media(prefers-color-scheme:dark){body{background:#12161d;color:#e4e8ef}th,td,tr+tr{border-color:#333c4a}pre{background:#1b212b}\
 .held,.caught{color:#6ed09a}.violated,.invalid{color:#ff8a98}.inconclusive{color:#e6b450}}";
 
 /// Faults that are listed; a long run has many, and the page has to stay small.
@@ -55,6 +58,7 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     )?;
     write_workloads(report, out)?;
     out.push_str("<h2>Faults against throughput</h2>\n");
+    out.push_str("<div class=\"plot\">");
     plot(report, out)?;
     write_violations(report, out)?;
     write_faults(report, out)?;
@@ -69,19 +73,24 @@ fn write_workloads(report: &Report, out: &mut String) -> std::fmt::Result {
     );
     for row in &report.workloads {
         let (class, verdict) = shown(row);
-        writeln!(
+        let why = row.why.as_ref().filter(|_| !row.control);
+        let why = why.map(|why| format!("<br><small>{}</small>", escape(why))).unwrap_or_default();
+        write!(
             out,
-            "<tr><td>{}<br><small>{}</small><td>{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}<td class=\"n\">{}\
-             <td class=\"{class}\">{}",
+            "<tr><td>{}<br><small>{}</small><td>{}",
             escape(row.workload),
             escape(row.title),
             escape(row.boundary),
-            grouped(row.findings.accepted),
-            grouped(row.findings.effects),
-            grouped(row.findings.suppressed),
-            grouped(row.findings.total()),
-            escape(&verdict),
         )?;
+        for (label, number) in [
+            ("accepted", row.findings.accepted),
+            ("effects", row.findings.effects),
+            ("duplicates suppressed", row.findings.suppressed),
+            ("violations", row.findings.total()),
+        ] {
+            write!(out, "<td class=\"n\" data-l=\"{label}\">{}", grouped(number))?;
+        }
+        writeln!(out, "<td class=\"{class}\"><b>{verdict}</b>{why}")?;
     }
     out.push_str("</table>\n");
     Ok(())
@@ -106,14 +115,12 @@ fn sentence(text: &str) -> String {
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
-fn shown(row: &Row) -> (&'static str, String) {
+/// The class and the text of a verdict.
+fn shown(row: &Row) -> (&'static str, &'static str) {
     match (row.control, row.verdict) {
-        (true, Verdict::Violated) => ("caught", "control: caught".to_owned()),
-        (true, _) => ("invalid", "control: not caught".to_owned()),
-        (false, verdict) => {
-            let why = row.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
-            (verdict.name(), format!("{}{why}", verdict.name()))
-        }
+        (true, Verdict::Violated) => ("caught", "control: caught"),
+        (true, _) => ("invalid", "control: not caught"),
+        (false, verdict) => (verdict.name(), verdict.name()),
     }
 }
 
@@ -177,7 +184,7 @@ fn plot(report: &Report, out: &mut String) -> std::fmt::Result {
     writeln!(
         out,
         "<text x=\"4\" y=\"12\" font-size=\"12\" fill=\"#8a94a6\">{2} per second</text><text x=\"4\" y=\"{0}\" font-size=\"12\" fill=\"#8a94a6\">0 s</text>\
-         <text x=\"{width}\" y=\"{0}\" font-size=\"12\" fill=\"#8a94a6\" text-anchor=\"end\">{1} s</text></svg>\n\
+         <text x=\"{width}\" y=\"{0}\" font-size=\"12\" fill=\"#8a94a6\" text-anchor=\"end\">{1} s</text></svg></div>\n\
          <p class=\"key\"><span style=\"color:#2f6fd6\">■</span> effects <span style=\"color:#c07a16\">■</span> duplicates \
          suppressed <span style=\"color:#d9534f\">■</span> a fault that bit, by its number below <span \
          style=\"color:#8a94a6\">■</span> one that did not</p>",
@@ -221,7 +228,8 @@ fn write_faults(report: &Report, out: &mut String) -> std::fmt::Result {
         let span = report.fault_spans.iter().find(|span| span.number == fault.number);
         writeln!(
             out,
-            "<tr><td class=\"n\">{}<td>{}<td class=\"n\">{}<td>{}<td class=\"n\">{} ms<td>{}",
+            "<tr><td class=\"n\">{}<td>{}<td class=\"n\" data-l=\"hit\">{}<td data-l=\"caused\">{}\
+             <td class=\"n\" data-l=\"longest time without an effect\">{} ms<td data-l=\"bit\">{}",
             fault.number,
             escape(&fault.fault),
             fault.hits,

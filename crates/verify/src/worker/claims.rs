@@ -18,13 +18,13 @@ const KEYS_AT_ONCE: u64 = 3;
 /// A new set of keys is contended for after this time, so that each key is claimed by several.
 const EPOCH_MS: u64 = 400;
 
-/// Claims keys until its process is killed. The keys follow the clock, so all processes contend for the same ones.
+/// Claims keys until its process is killed. The keys follow the recorder's clock, so all processes contend for the same ones,
+/// whatever their own clocks say.
 pub async fn claim(place: Arc<Workplace>, number: usize) -> anyhow::Result<()> {
     let who = format!("{}/{number}", place.reporter.who());
     let scope = Scope::new(format!("hapax-verify-{}", place.run))?;
     loop {
-        let epoch =
-            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_millis() as u64 / EPOCH_MS;
+        let epoch = place.reporter.now_ms().await? / EPOCH_MS;
         let key = format!("{epoch}-{}", fastrand::u64(..KEYS_AT_ONCE));
         let id = EntryId::new(scope.clone(), key.parse()?);
         contend(&place, &who, &id).await?;
@@ -48,7 +48,7 @@ async fn contend(place: &Workplace, who: &str, id: &EntryId) -> anyhow::Result<(
     }
     match answer {
         Some(Ok(Claim::Granted(grant))) => {
-            report(ClaimStep::Granted { fence: grant.fence.0 }).await?;
+            report(ClaimStep::Granted { fence: grant.fence.0, lease_ms: grant.lease_ms }).await?;
             // Mostly in time, sometimes after another may have taken over.
             if fastrand::u8(..4) == 0 {
                 tokio::time::sleep(Duration::from_millis(LEASE_MS * 2)).await;

@@ -11,7 +11,7 @@ use hapax::{Delivery, QueueName, Receive, Settle};
 
 use super::Workplace;
 use crate::recorder::{Pay, Payment};
-use crate::workload::{LEASE_MS, Shape, Workload};
+use crate::workload::{Shape, Workload};
 
 /// How long a control takes between its two steps.
 const GAP: Duration = Duration::from_millis(100);
@@ -21,7 +21,8 @@ pub async fn consume(place: Arc<Workplace>, workload: Workload) -> anyhow::Resul
     let queue = workload.queue(&place.run);
     let store = place.hapax.store();
     loop {
-        let receive = Receive { wait_ms: Some(1_000), ..Receive::up_to(1) };
+        let lease_ms = Some(place.lease.as_millis() as u64);
+        let receive = Receive { wait_ms: Some(1_000), lease_ms, ..Receive::up_to(1) };
         let Ok(deliveries) = store.receive(&queue, receive).await else {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
@@ -89,7 +90,10 @@ async fn pay(place: &Workplace, workload: &Workload, delivery: &Delivery) -> any
 /// Records the key after the fact. Errors are ignored, as such code does.
 async fn mark(place: &Workplace, id: EntryId) {
     let owner = Owner::new(format!("naive-{:016x}", fastrand::u64(..))).expect("a valid owner");
-    let claimed = place.ledger().claim(vec![ClaimRequest::new(id.clone(), owner, LEASE_MS)]).await;
+    let claimed = place
+        .ledger()
+        .claim(vec![ClaimRequest::new(id.clone(), owner, place.lease.as_millis() as u64)])
+        .await;
     if let Ok(claimed) = claimed
         && let Some(Ok(Claim::Granted(grant))) = claimed.into_iter().next()
     {
