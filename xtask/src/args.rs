@@ -14,7 +14,7 @@ Commands:
                            and the steps with clients and services likewise.
                            --long sets HAPAX_LONG=1: simulations run for longer.
   bench NAME [ARGS...]     Run a benchmark; ARGS are passed on to it.
-                           NAME is one of: embedded, ledger, server, proxy, worker, postgres, redis, relay, tiers.
+                           NAME is one of: embedded, ledger, server, proxy, worker, postgres, redis, relay, kafka, tiers.
   help                     Print this.
 
 Examples:
@@ -159,11 +159,11 @@ mod tests {
     fn an_unknown_benchmark_is_refused_with_the_known_names() {
         assert_eq!(
             parsed("bench").unwrap_err(),
-            "`bench` needs a name: embedded, ledger, server, proxy, worker, postgres, redis, relay, tiers"
+            "`bench` needs a name: embedded, ledger, server, proxy, worker, postgres, redis, relay, kafka, tiers"
         );
         assert_eq!(
             parsed("bench zzz").unwrap_err(),
-            "unknown benchmark `zzz`; there are: embedded, ledger, server, proxy, worker, postgres, redis, relay, tiers"
+            "unknown benchmark `zzz`; there are: embedded, ledger, server, proxy, worker, postgres, redis, relay, kafka, tiers"
         );
         assert_eq!(parsed("bench sever").unwrap_err(), "unknown benchmark `sever`; did you mean `server`?");
     }

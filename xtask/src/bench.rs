@@ -24,6 +24,7 @@ pub const BENCHES: &[Bench] = &[
     Bench { name: "postgres", package: "hapax-postgres", target: "postgres" },
     Bench { name: "redis", package: "hapax-redis", target: "redis" },
     Bench { name: "relay", package: "hapax-relay", target: "relay" },
+    Bench { name: "kafka", package: "hapax-kafka", target: "kafka" },
     Bench { name: "tiers", package: "hapax", target: "tiers" },
 ];
 

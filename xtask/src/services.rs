@@ -68,12 +68,21 @@ pub const TEST_STEPS: &[Step] = &[
 ];
 
 /// Test binaries that run on any kind of server. Their names occur in one package only.
-const ANYWHERE: &[&str] =
-    &["queues", "ledger", "merged_calls", "migrations", "inbox", "outbox", "transactions_and_closing"];
+const ANYWHERE: &[&str] = &[
+    "queues",
+    "ledger",
+    "merged_calls",
+    "migrations",
+    "inbox",
+    "inbox_bounds",
+    "outbox",
+    "transactions_and_closing",
+];
 /// Those that need more of a server than a URL, and the ones that take long.
 const LONG_ON_18: &[&str] = &[
     "relays",
     "transactional_on_postgres",
+    "kill_nine_at_each_point",
     "queue_floors",
     "ledger_plans_do_not_flip",
     "queue_plans_do_not_flip",
