@@ -33,7 +33,8 @@ pub fn run(command: &mut Command, limit: Duration) -> ChildResult {
     run_into(command, limit, std::io::stdout())
 }
 
-fn run_into(command: &mut Command, limit: Duration, ours: impl Write + Send + 'static) -> ChildResult {
+/// The same, with its output written elsewhere.
+pub fn run_into(command: &mut Command, limit: Duration, ours: impl Write + Send + 'static) -> ChildResult {
     let mut child = match command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0).spawn() {
         Ok(child) => child,
         Err(error) => {

@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod binaries;
 mod child;
 mod clients;
 mod kafka;
@@ -38,11 +39,17 @@ fn root() -> PathBuf {
     here.parent().expect("xtask lies one folder below the root").to_owned()
 }
 
-/// The cargo that runs this program, in the workspace's root. What cargo tells this program about itself is not passed on:
-/// a build script that looks at it would run again whenever cargo is then started by hand.
+/// The cargo that runs this program, in the workspace's root.
 fn cargo(root: &Path) -> std::process::Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = std::process::Command::new(program);
+    let mut command = without_cargo(std::process::Command::new(program));
+    command.current_dir(root);
+    command
+}
+
+/// Does not pass on what cargo tells this program about itself: a build script that looks at it would run again whenever
+/// cargo is then started by hand.
+fn without_cargo(mut command: std::process::Command) -> std::process::Command {
     for (name, _) in std::env::vars_os() {
         if name
             .to_str()
@@ -51,6 +58,5 @@ fn cargo(root: &Path) -> std::process::Command {
             command.env_remove(name);
         }
     }
-    command.current_dir(root);
     command
 }

@@ -69,6 +69,16 @@ impl Reader {
         }
     }
 
+    /// Adds what another has read.
+    pub fn add(&mut self, other: Self) {
+        self.binaries += other.binaries;
+        self.totals += other.totals;
+        self.ignored.extend(other.ignored);
+        self.failures.names.extend(other.failures.names);
+        self.failures.details.extend(other.failures.details);
+        self.failures.details.truncate(DETAILS_MAX);
+    }
+
     fn read_line(&mut self, line: &str) {
         self.failures.read_line(line);
         if let Some(totals) = result_line(line).or_else(|| pytest_line(line)) {
