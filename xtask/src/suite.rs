@@ -51,7 +51,7 @@ const STEPS: &[Step] = &[
     Step { name: "format", limit: Duration::from_mins(5), needs_build: false, action: format },
     Step { name: "clippy", limit: Duration::from_mins(45), needs_build: false, action: clippy },
     Step { name: BUILD, limit: Duration::from_mins(45), needs_build: false, action: build },
-    Step { name: "tests", limit: Duration::from_mins(60), needs_build: true, action: tests },
+    Step { name: "tests", limit: Duration::from_mins(50), needs_build: true, action: tests },
     Step { name: "doc tests", limit: Duration::from_mins(30), needs_build: true, action: doc_tests },
 ];
 
