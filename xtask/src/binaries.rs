@@ -51,20 +51,29 @@ pub fn run(cx: &Context, step: &Step, mut build: Command, args: &[String]) -> Ou
     };
     let start = Instant::now();
     let limit = cx.limit(step.limit);
-    let left = Mutex::new(VecDeque::from(longest_first(binaries)));
     let sum = Mutex::new(ChildResult { problem: None, results: Reader::default() });
+    in_lanes(longest_first(binaries), |binary| {
+        let rest = limit.saturating_sub(start.elapsed());
+        let ended = run_one(&binary, command(&binary), cx.limit(LIMIT).min(rest));
+        add(&mut lock(&sum), ended);
+    });
+    Outcome::Ran(sum.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Runs all items in their order, some at the same time.
+fn in_lanes<T: Send>(items: Vec<T>, run: impl Fn(T) + Sync) {
+    let left = Mutex::new(VecDeque::from(items));
+    // The list is not locked while an item runs.
+    let next = || lock(&left).pop_front();
     std::thread::scope(|scope| {
         for _ in 0..LANES {
             scope.spawn(|| {
-                while let Some(binary) = lock(&left).pop_front() {
-                    let rest = limit.saturating_sub(start.elapsed());
-                    let ended = run_one(&binary, command(&binary), cx.limit(LIMIT).min(rest));
-                    add(&mut lock(&sum), ended);
+                while let Some(item) = next() {
+                    run(item);
                 }
             });
         }
     });
-    Outcome::Ran(sum.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Runs one and prints its output when it has ended, so that the outputs of two do not mix.
@@ -193,6 +202,19 @@ mod tests {
     #[test]
     fn a_binary_without_a_result_has_failed() {
         assert_eq!(ran("exit 0").problem.as_deref(), Some("one: ended without a result line"));
+    }
+
+    #[test]
+    fn some_run_at_the_same_time() {
+        let (arrived, met) = (Mutex::new(0), std::sync::Condvar::new());
+        in_lanes((0..LANES).collect(), |_| {
+            *lock(&arrived) += 1;
+            met.notify_all();
+            let all = |arrived: &mut usize| *arrived < LANES;
+            let (arrived, wait) =
+                met.wait_timeout_while(lock(&arrived), Duration::from_mins(1), all).unwrap();
+            assert!(!wait.timed_out(), "{arrived} of {LANES} have begun");
+        });
     }
 
     #[test]
