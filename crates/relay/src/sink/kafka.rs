@@ -310,15 +310,14 @@ impl KafkaSink {
     ) -> Result<(), Failure> {
         let mut published = bucket.published.clone();
         published.add(messages.iter().copied(), source.held);
-        if published.is_full() {
+        // Not the fault of a message: its record is not refused, and waits until the outbox has recorded others.
+        let Some(value) = published.value() else {
             return Err(Failure::Down("too many messages are published and not recorded".to_owned()));
-        }
+        };
         let key = format!("{}/{}", source.route, of.lease.bucket);
         let place = self.place(&key);
-        let list = NewRecord {
-            partition: Some(place.partition),
-            ..NewRecord::new(&self.positions, key, published.value())
-        };
+        let list =
+            NewRecord { partition: Some(place.partition), ..NewRecord::new(&self.positions, key, value) };
         let producer = &mut bucket.producer;
         let sent = async {
             producer.begin()?;

@@ -12,8 +12,9 @@ use hapax_core::outbox::OutboxMessage;
 const FORMAT: &str = "hapax-relay 1";
 /// What stands behind a message that was set aside before it was published.
 const HELD: &str = "held";
-/// Maximum count of messages. A round of a relay has 2,000 by default, and what is set aside is released one by one.
-const ENTRIES_MAX: usize = 100_000;
+/// Maximum size of a value, which has to fit into a record: about 20,000 messages. A round of a relay has 2,000 by default, and
+/// what is set aside is released one by one.
+const VALUE_BYTES_MAX: usize = 900_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry {
@@ -66,8 +67,13 @@ impl Published {
         Ok(Self { entries })
     }
 
-    /// The value for the positions topic.
-    pub fn value(&self) -> String {
+    /// The value for the positions topic; `None` if there are more messages than a record can hold.
+    pub fn value(&self) -> Option<String> {
+        let value = self.text();
+        (value.len() <= VALUE_BYTES_MAX).then_some(value)
+    }
+
+    fn text(&self) -> String {
         let mut value = format!("{FORMAT}\n");
         for (id, Entry { number, state }) in &self.entries {
             let held = if *state == State::Read { "" } else { " held" };
@@ -79,10 +85,6 @@ impl Published {
 
     pub fn contains(&self, message: &OutboxMessage) -> bool {
         self.entries.contains_key(&message.id)
-    }
-
-    pub fn is_full(&self) -> bool {
-        self.entries.len() >= ENTRIES_MAX
     }
 
     pub fn has_held(&self) -> bool {
@@ -132,10 +134,10 @@ mod tests {
     #[test]
     fn a_value_is_read_as_it_was_written() {
         let mut published = Published::default();
-        assert_eq!(Published::parse(published.value().as_bytes()), Ok(published.clone()));
+        assert_eq!(Published::parse(published.text().as_bytes()), Ok(published.clone()));
         published.add([&sample(3, None)], false);
         published.add([&sample(1, None)], true);
-        let value = published.value();
+        let value = published.value().unwrap();
         assert_eq!(
             value,
             "hapax-relay 1\n1 00000000-0000-4000-8000-000000000001 held\n3 00000000-0000-4000-8000-000000000003\n"
@@ -145,6 +147,17 @@ mod tests {
         {
             assert!(Published::parse(wrong.as_bytes()).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn a_list_that_no_record_can_hold_is_not_written() {
+        let mut published = Published::default();
+        for number in 0..25_000 {
+            published.add([&sample(number, None)], false);
+        }
+        assert_eq!(published.value(), None);
+        published.forget(10_000);
+        assert!(published.value().is_some_and(|value| value.lines().count() == 15_000));
     }
 
     #[test]

@@ -74,7 +74,11 @@ impl Target {
                 if mechanism == SaslMechanism::Plain && !tls {
                     return Err(wrong("PLAIN sends the password itself: use kafkas://"));
                 }
-                Some(Sasl { mechanism, user: user.to_owned(), password: password.to_owned() })
+                let decoded = |text: &str| {
+                    let text = percent_encoding::percent_decode_str(text).decode_utf8();
+                    text.map(String::from).map_err(|_| wrong("user or password is not UTF-8"))
+                };
+                Some(Sasl { mechanism, user: decoded(user)?, password: decoded(password)? })
             }
         };
         connect.request_timeout = timeout.unwrap_or(connect.request_timeout);
@@ -106,12 +110,12 @@ mod tests {
         assert_eq!(target.connect.bootstrap, ["a:9092", "b:9093"]);
         assert_eq!(target.connect.request_timeout, Duration::from_secs(2));
         assert_eq!((target.prefix.as_str(), target.positions.as_str()), ("shop", "p"));
-        let target = Target::parse("kafkas://me:secret@a?sasl=PLAIN").unwrap();
+        let target = Target::parse("kafkas://me:s%40cr%3Aet@a?sasl=PLAIN").unwrap();
         assert!(target.connect.tls.is_some());
         let sasl = target.connect.sasl.unwrap();
         assert_eq!(
             (sasl.user.as_str(), sasl.password.as_str(), sasl.mechanism),
-            ("me", "secret", SaslMechanism::Plain)
+            ("me", "s@cr:et", SaslMechanism::Plain)
         );
         assert_eq!(
             Target::parse("kafka://me:secret@a").unwrap().connect.sasl.unwrap().mechanism.name(),
