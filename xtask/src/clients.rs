@@ -275,7 +275,9 @@ fn with_binary(cx: &Context, program: &Path) -> Command {
 /// Installs what the README's examples call and puts it on the command's path. What cannot be had here stays away: the test
 /// of the README then reports by name what it lacks.
 pub fn with_readme_tools(cx: &Context, step: &Step, command: &mut Command) {
-    for (tool, packages) in [("curl", &["curl"][..]), ("python3", &["python3", "python3-venv"])] {
+    for (tool, packages) in
+        [("curl", &["curl"][..]), ("jq", &["jq"]), ("python3", &["python3", "python3-venv"])]
+    {
         if version(tool).is_err() && crate::services::is_root() {
             let mut install = Command::new("apt-get");
             install.args(["install", "--yes", "--no-install-recommends"]).args(packages);

@@ -5,9 +5,11 @@ mod common;
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use common::{hapax, preload};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use serde_json::Value;
 
 /// A variant: its name, the workload that shows it, the faults that it needs, and the violation.
@@ -88,7 +90,24 @@ fn time_to_find(mutant: &Mutant) -> Duration {
     panic!("{name} was not found: {said}");
 }
 
-#[test]
+fn main() -> ExitCode {
+    let short = Trial::test("a_variant_is_found", || {
+        a_variant_is_found();
+        Ok(())
+    });
+    let long = Trial::ignorable_test("every_variant_is_found_within_a_minute", || {
+        if std::env::var_os("HAPAX_LONG").is_none() {
+            return Ok(Completion::ignored_with("long: set HAPAX_LONG to run it"));
+        }
+        every_variant_is_found_within_a_minute();
+        Ok::<_, Failed>(Completion::Completed)
+    });
+    let mut args = Arguments::from_args();
+    // A run has a dozen processes.
+    args.test_threads = Some(1);
+    libtest_mimic::run(&args, vec![short, long]).exit_code()
+}
+
 fn a_variant_is_found() {
     // The full table is made by the other test.
     for name in ["ended-key-run", "expired-message-dropped"] {
@@ -97,12 +116,7 @@ fn a_variant_is_found() {
     }
 }
 
-#[test]
 fn every_variant_is_found_within_a_minute() {
-    if std::env::var_os("HAPAX_LONG").is_none() {
-        println!("skipped: needs the long run");
-        return;
-    }
     let mut times: Vec<(Mutant, Duration)> = Vec::new();
     for mutant in MUTANTS {
         times.push((mutant, time_to_find(&mutant)));
