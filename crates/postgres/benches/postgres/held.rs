@@ -19,7 +19,7 @@ const CLIENTS: usize = 16;
 const NAMES: [&str; 3] = ["Hapax, xmin held", "SKIP LOCKED, xmin held", "Hapax, nothing held"];
 const COLOURS: [&str; 3] = ["#1668b5", "#c2410c", "#8a8a8a"];
 /// Durations of their turns, in parts of a period.
-const SHARES: [u32; 3] = [3, 1, 1];
+const SHARES: [u32; 3] = [1, 1, 1];
 
 /// The rates of one period.
 struct Point {
