@@ -45,7 +45,7 @@ pub fn run(cx: &Context, step: &Step, mut build: Command, args: &[String]) -> Ou
         build.get_envs().find(|(name, _)| *name == "PATH").and_then(|(_, path)| path.map(ToOwned::to_owned));
     let command = |binary: &Binary| {
         let mut command = crate::without_cargo(Command::new(&binary.program));
-        command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder).args(args);
+        command.current_dir(&binary.folder).args(args);
         command.envs(path.iter().map(|path| ("PATH", path)));
         cx.with_environment(command)
     };

@@ -5,13 +5,13 @@ mod common;
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::{proxied, run};
 use hapax::{Cx, HandlerOutcome};
+use hapax_faults::example_program;
 use hapax_verify::check::Anomaly;
 use hapax_verify::fault::{Fault, Target};
 use hapax_verify::report::{Report, Row, Verdict};
@@ -130,33 +130,17 @@ fn a_handler_in_rust_without_its_key_is_caught() {
     assert!(row.findings.counts.contains_key(&Anomaly::EffectTwice), "{row:#?}");
 }
 
-/// The example's program, built here if it is missing or older than its source.
-fn example() -> PathBuf {
-    let changed = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
-    let test = std::env::current_exe().unwrap();
-    let program = test.ancestors().nth(2).unwrap().join("examples/own_handler");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../verify/examples/own_handler.rs");
-    if changed(&program) < changed(&source) {
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--workspace", "--all-features", "--example", "own_handler"]);
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success(), "the example does not build");
-    }
-    program
-}
-
 #[test]
 fn the_example_of_a_handler_holds() {
-    let done = Command::new(example()).arg(env!("CARGO_BIN_EXE_hapax")).output().unwrap();
+    let done =
+        Command::new(example_program("own_handler")).arg(env!("CARGO_BIN_EXE_hapax")).output().unwrap();
     let (said, noted) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
     assert!(done.status.success(), "{said}\n{noted}");
     let row = said.lines().find(|line| line.starts_with("handler ")).unwrap_or_default();
     assert!(row.ends_with(" held"), "{said}\n{noted}");
     assert!(said.contains(", Hapax = 0\nheld: ") && !said.contains("naive = 0"), "{said}\n{noted}");
     // Without the program of `hapax` it says what to do.
-    let done = Command::new(example()).arg("/no/such/program").output().unwrap();
+    let done = Command::new(example_program("own_handler")).arg("/no/such/program").output().unwrap();
     let noted = String::from_utf8_lossy(&done.stderr);
     assert!(!done.status.success() && noted.contains("install it, or name it"), "{noted}");
 }

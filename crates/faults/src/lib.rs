@@ -16,6 +16,7 @@
 //! # }
 //! ```
 
+mod example;
 mod frame;
 mod kafka;
 mod kafka_frames;
@@ -31,6 +32,7 @@ mod redis;
 mod redis_frames;
 mod redis_tls;
 
+pub use example::example_program;
 pub use frame::{Direction, Protocol};
 pub use kafka::KafkaServer;
 pub use patroni::{PatroniCluster, Replication};

@@ -1,11 +1,10 @@
 //! The payments example holds its promises: each bank sees the payments that its checks make possible, despite crashes.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use hapax_faults::{PostgresServer, RedisCluster};
+use hapax_faults::{PostgresServer, RedisCluster, example_program};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 fn main() -> ExitCode {
@@ -47,28 +46,6 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// The example's program. `cargo test` builds it together with the tests; a narrower call (`--test …`) does not, so it
-/// is built here if it is missing or older than its source.
-fn example() -> PathBuf {
-    let changed = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
-    let test = std::env::current_exe().unwrap();
-    let program = test.ancestors().nth(2).unwrap().join("examples/payments");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/payments");
-    let sources = [source.join("postgres"), source];
-    let sources = sources.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
-    let sources = sources.map(|file| file.unwrap().path());
-    let newest = sources.filter_map(|file| changed(&file)).max();
-    if changed(&program) < newest {
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--workspace", "--all-features", "--example", "payments"]);
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        assert!(build.status().unwrap().success(), "the example does not build");
-    }
-    program
-}
-
 /// A row of the table, by the number of its column.
 fn row<'a>(table: &'a str, bank: &str) -> Vec<&'a str> {
     let row = table.lines().find(|line| line.split_whitespace().next() == Some(bank));
@@ -77,7 +54,7 @@ fn row<'a>(table: &'a str, bank: &str) -> Vec<&'a str> {
 
 /// Runs the example; returns what it printed.
 fn run(args: &[&str]) -> String {
-    let output = Command::new(example()).args(args).output().unwrap();
+    let output = Command::new(example_program("payments")).args(args).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     let complaints = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}\n{complaints}");
@@ -111,7 +88,7 @@ fn each_bank_sees_the_same_while_a_master_is_killed() {
     let settings = ["cluster-node-timeout 1500", "repl-diskless-sync-delay 0"];
     let cluster = RedisCluster::start(&settings).unwrap();
     let url = format!("{}?hapax_durability=replicated", cluster.url());
-    let mut command = Command::new(example());
+    let mut command = Command::new(example_program("payments"));
     command.args(["--store", &url]).stdout(Stdio::piped());
     let mut example = command.spawn().unwrap();
     let (mut said, mut is_killed) = (String::new(), false);
