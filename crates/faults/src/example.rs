@@ -22,8 +22,8 @@ pub fn example_program(name: &str) -> PathBuf {
             build.env_remove(variable);
         }
     }
-    let built = build.status().expect("cargo can be started");
-    assert!(built.success(), "the example {name} does not build: {built}");
+    let status = build.status().expect("cargo can be started");
+    assert!(status.success(), "the example {name} does not build: {status}");
     let test = std::env::current_exe().expect("a test has a path");
     let folder = test.ancestors().nth(2).expect("a test is in target/PROFILE/deps");
     folder.join("examples").join(name)
