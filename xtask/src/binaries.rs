@@ -19,7 +19,18 @@ const LANES: usize = 2;
 /// Time limit of one binary, which `--long` multiplies like that of its step.
 const LIMIT: Duration = Duration::from_mins(15);
 /// The binaries that take longest, the longest first. They begin first, so that none is left over at the end.
-const LONGEST: &[&str] = &["kafka"];
+const LONGEST: &[&str] = &[
+    "kafka",
+    "kafka_sink",
+    "published_losses",
+    "verify_holds_on_shared_stores",
+    "share",
+    "kafka_run",
+    "queues",
+    "complaints",
+    "cluster_faults",
+    "transactional_on_postgres",
+];
 
 /// A test binary that cargo has built.
 #[derive(Debug, PartialEq, Eq)]
