@@ -12,8 +12,12 @@ LOCK = threading.Lock()
 class Orders(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
+    def body(self):
+        """A request of any method may have one. What is left unread would be taken for the beginning of the next request."""
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
     def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         if self.path != "/orders":
             return self.answer(404, {"error": "there are only /orders"})
         try:
@@ -30,6 +34,7 @@ class Orders(BaseHTTPRequestHandler):
         self.answer(201, made)
 
     def do_GET(self):
+        self.body()
         if self.path == "/log":
             with LOCK:
                 return self.answer(200, ORDERS)
@@ -41,7 +46,7 @@ class Orders(BaseHTTPRequestHandler):
         self.answer(404, {"error": "there is no such order"})
 
     def refuse(self):
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.body()
         self.answer(405, {"error": "there are GET and POST"}, Allow="GET, POST")
 
     do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_QUERY = refuse
