@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use common::{Database, Server, ask, claim, completed, granted, id};
 use hapax_core::{
-    Claim, ClaimError, EntryState, Ledger as _, NewMessage, QueueAdmin as _, QueueConfig, QueueName,
-    QueueStore as _, Receive, Settle, Settled,
+    AsyncInbox as _, Claim, ClaimError, EntryState, Fingerprint, InboxEntry, InboxLookup, Json, Ledger as _,
+    NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receipt, Receive, RecordedOutcome,
+    Settle, SettleError, Settled, StoreError,
 };
-use hapax_postgres::{Options, PostgresStore};
+use hapax_postgres::{Options, PostgresInbox, PostgresStore, PostgresTransaction};
 use sqlx::{Connection as _, Row as _};
 use tokio::task::JoinSet;
 
@@ -27,6 +28,8 @@ fn main() -> std::process::ExitCode {
         calls_beyond_the_connections_wait_their_turn,
         acks_that_wait_for_a_lock_hold_up_no_other,
         a_send_does_not_wait_for_the_lock_of_an_ack_beside_it,
+        an_ack_does_not_wait_for_a_transaction_that_ends_the_delivery_beside_it,
+        acks_of_one_call_are_not_denied_because_one_waits_in_vain,
         a_receive_that_waits_for_a_lock_holds_up_no_other,
     ])
 }
@@ -285,6 +288,63 @@ async fn a_send_does_not_wait_for_the_lock_of_an_ack_beside_it(server: &'static 
     }
     held.rollback().await.unwrap();
     assert_eq!(ack.await.unwrap(), [Ok(Settled::Acked)]);
+}
+
+/// A transaction that has acked a delivery and is not committed yet.
+async fn ending(store: &PostgresStore, receipt: &Receipt) -> (PostgresInbox, PostgresTransaction) {
+    let inbox = PostgresInbox::new(store);
+    let entry = InboxEntry { id: id("order-1"), fingerprint: Fingerprint::new("f").unwrap() };
+    let mut tx = inbox.begin(&entry).await.unwrap();
+    assert_eq!(inbox.enter(&mut tx, &entry).await.unwrap(), InboxLookup::Fresh);
+    let outcome = RecordedOutcome::done(Json::of("x").unwrap());
+    inbox.record(&mut tx, &entry, outcome, 60_000).await.unwrap();
+    assert!(inbox.settle(&mut tx, receipt).await.unwrap());
+    (inbox, tx)
+}
+
+async fn an_ack_does_not_wait_for_a_transaction_that_ends_the_delivery_beside_it(server: &'static Server) {
+    for commits in [false, true] {
+        let database = Database::migrated(server).await;
+        let (store, queue) = patient_store(&database, 2).await;
+        let mut deliveries = store.receive(&queue, Receive::up_to(2)).await.unwrap();
+        let (free, held) = (deliveries.remove(1).receipt, deliveries.remove(0).receipt);
+        let (inbox, tx) = ending(&store, &held).await;
+        let waiting = store.settle(&queue, vec![Settle::ack(held)]);
+        let beside = store.settle(&queue, vec![Settle::ack(free)]);
+        let (mut waiting, mut beside) = (pin!(waiting), pin!(beside));
+        // Both are in the same batch.
+        tokio::select! {
+            biased;
+            _ = &mut waiting => panic!("its delivery is locked"),
+            acked = &mut beside => assert_eq!(acked.unwrap(), [Ok(Settled::Acked)]),
+        }
+        let wanted = if commits {
+            inbox.commit(tx).await.unwrap();
+            Err(SettleError::Gone)
+        } else {
+            inbox.rollback(tx).await;
+            Ok(Settled::Acked)
+        };
+        assert_eq!(waiting.await.unwrap(), [wanted]);
+    }
+}
+
+/// The acks of one call are answered together, after the one that waits longest; and that has a bound. What was acked before is
+/// not told as not done.
+async fn acks_of_one_call_are_not_denied_because_one_waits_in_vain(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let (store, queue) = patient_store(&database, 2).await;
+    let deliveries = store.receive(&queue, Receive::up_to(2)).await.unwrap();
+    // A lock is waited for a quarter as long.
+    let options = Options { operation_timeout: Duration::from_secs(8), ..Options::default() };
+    let brief = PostgresStore::open(&database.url(), options).await.unwrap();
+    let (inbox, tx) = ending(&store, &deliveries[0].receipt).await;
+    let acks = || deliveries.iter().map(|delivery| Settle::ack(delivery.receipt.clone())).collect::<Vec<_>>();
+    let told = brief.settle(&queue, acks()).await;
+    assert!(matches!(told, Err(StoreError::OutcomeUnknown(_))), "{told:?}");
+    assert_eq!(number(&database, "SELECT count(*) FROM hapax.q_claim").await, 1, "the other one is acked");
+    inbox.rollback(tx).await;
+    assert_eq!(brief.settle(&queue, acks()).await.unwrap(), [Ok(Settled::Acked), Err(SettleError::Gone)]);
 }
 
 async fn a_receive_that_waits_for_a_lock_holds_up_no_other(server: &'static Server) {

@@ -53,6 +53,9 @@ fn main() -> std::process::ExitCode {
         ("a_handler_that_ends_its_transaction_is_rejected", |server| {
             bank::block_on(ends_its_transaction(server));
         }),
+        ("the_next_of_a_group_follows_the_commit_without_the_sweeper", |server| {
+            bank::block_on(promotion(server));
+        }),
         ("after_a_crash_the_sweeper_announces_the_next_of_a_group", |server| {
             bank::block_on(crash_before_promotion(server));
         }),
@@ -594,6 +597,37 @@ async fn receive_one(store: &PostgresStore, queue: &QueueName) -> hapax_core::De
     })
     .await;
     found.expect("it was just found")
+}
+
+/// The next message of a group is announced right after the commit, and not only when the sweeper finds it.
+async fn promotion(server: &'static PostgresServer) {
+    for isolation in [Isolation::ReadCommitted, Isolation::Serializable] {
+        let bank = Bank::open(server).await;
+        let (queue, _) = create(&bank.store, Kind::Fifo).await;
+        for number in [0, 3] {
+            let sent =
+                bank.store.send(&queue, vec![message(&Transfer::new(number), Kind::Fifo, 0)]).await.unwrap();
+            assert!(sent[0].is_ok());
+        }
+        let first = receive_one(&bank.store, &queue).await;
+        // The sweeper begins by a look at all queues, which reads this table. Deliveries and their ends do not.
+        let mut blind = bank.connect().await;
+        blind.execute("BEGIN; LOCK TABLE hapax.q_redrive IN ACCESS EXCLUSIVE MODE").await.unwrap();
+        let options = InboxOptions { isolation, ..InboxOptions::default() };
+        let inbox = PostgresInbox::with_options(&bank.store, options).unwrap();
+        let entry = hapax_core::InboxEntry {
+            id: EntryId::of_queue(&queue, first.key.clone()),
+            fingerprint: "f".parse().unwrap(),
+        };
+        let mut tx = inbox.begin(&entry).await.unwrap();
+        inbox.hold(&mut tx, &first.receipt).await.unwrap();
+        assert_eq!(inbox.enter(&mut tx, &entry).await.unwrap(), hapax_core::InboxLookup::Fresh);
+        let outcome = RecordedOutcome::done(Json::of("x").unwrap());
+        assert!(inbox.complete(tx, &entry, outcome, 60_000, &first.receipt).await.unwrap());
+        let next = receive_one(&bank.store, &queue).await;
+        assert_ne!(next.id, first.id, "{isolation:?}");
+        blind.execute("ROLLBACK").await.unwrap();
+    }
 }
 
 /// A process dies right after its commit: the group's next message is delivered all the same.

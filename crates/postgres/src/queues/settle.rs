@@ -132,7 +132,9 @@ impl Inner {
         let rest: Vec<(usize, Settle)> =
             batch.into_iter().enumerate().filter(|(at, _)| answers[*at].is_none()).collect();
         if !rest.is_empty() {
-            let decided = self.settle_careful(name, rest).await?;
+            let some_acked = answers.iter().any(Option::is_some);
+            let decided = self.settle_careful(name, rest).await;
+            let decided = decided.map_err(|error| if some_acked { in_part(&error) } else { error })?;
             for (at, answer) in decided {
                 answers[at] = Some(answer);
             }
@@ -309,6 +311,13 @@ impl Inner {
             }
         }
     }
+}
+
+/// The error of a call of which a part was done: it must not say that nothing was.
+fn in_part(error: &hapax_core::StoreError) -> hapax_core::StoreError {
+    hapax_core::StoreError::OutcomeUnknown(format!(
+        "other deliveries of the same call were acked, then {error}"
+    ))
 }
 
 type Answers<T> = Vec<(usize, Result<T, SettleError>)>;

@@ -207,9 +207,14 @@ impl Bank {
         }
     }
 
+    /// A session of the database itself.
+    pub async fn connect(&self) -> PgConnection {
+        PgConnection::connect(&self.direct).await.unwrap()
+    }
+
     /// The transfers in the order in which they were made.
     pub async fn numbers(&self) -> Vec<u32> {
-        let mut db = PgConnection::connect(&self.direct).await.unwrap();
+        let mut db = self.connect().await;
         let numbers = sqlx::query_scalar::<_, i32>("SELECT number FROM journal ORDER BY at");
         numbers.fetch_all(&mut db).await.unwrap().into_iter().map(|number| number as u32).collect()
     }
@@ -221,7 +226,7 @@ impl Bank {
         let mut wanted: Vec<u32> = transfers.iter().map(|transfer| transfer.number).collect();
         wanted.sort_unstable();
         assert_eq!(made, wanted, "each transfer is made once");
-        let mut db = PgConnection::connect(&self.direct).await.unwrap();
+        let mut db = self.connect().await;
         for account in ACCOUNTS {
             let change = |transfer: &Transfer| {
                 i64::from(transfer.to == account) * transfer.cents
