@@ -50,10 +50,14 @@ async fn work(endpoint: &str, held: Duration) -> HashMap<MessageId, usize> {
 }
 
 fn about_leases(report: &Value) -> Option<(String, String)> {
+    finding(report, "leases-expire")
+}
+
+/// A finding about the queue: its message and its remedy.
+fn finding(report: &Value, code: &str) -> Option<(String, String)> {
     let queue =
         report["queues"].as_array().unwrap().iter().find(|queue| queue["name"] == "payments").unwrap();
-    let finding =
-        queue["findings"].as_array().unwrap().iter().find(|finding| finding["code"] == "leases-expire")?;
+    let finding = queue["findings"].as_array().unwrap().iter().find(|finding| finding["code"] == code)?;
     let text = |name: &str| finding[name].as_str().unwrap().to_owned();
     Some((text("message"), text("remedy")))
 }
@@ -99,4 +103,64 @@ async fn what_happens_what_to_set_and_that_it_helps() {
     }
     let unknown = server.run(&["why", "payments", "no-such-key"]).failed(1);
     assert!(unknown.contains("nothing is known about no-such-key"), "{unknown}");
+}
+
+/// Works on this many messages at once, for `held`, and acks them all.
+async fn hold(hapax: &Hapax, queue: &str, count: usize, lease_ms: Option<u64>, held: Duration) {
+    let queue = hapax.queue::<usize>(queue).unwrap();
+    for number in 0..count {
+        queue.send(&number).await.unwrap();
+    }
+    let mut all = Vec::new();
+    while all.len() < count {
+        let receive = Receive { max: 10, lease_ms, ..Receive::default() };
+        all.extend(queue.receive(receive).await.unwrap());
+    }
+    tokio::time::sleep(held).await;
+    for received in all {
+        received.ack().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_outlives_its_lease_is_told_before_it_is_repeated() {
+    let server = Server::start();
+    server.run(&["queue", "create", "payments", "--lease", "200ms"]).ok();
+    let hapax = Hapax::open(&server.endpoint).await.unwrap();
+    for _ in 0..20 {
+        hold(&hapax, "payments", 1, None, Duration::from_millis(300)).await;
+    }
+    let report = server.run(&["doctor", "--json"]).json();
+    let (message, remedy) = finding(&report, "lease-below-p99").unwrap_or_else(|| panic!("{report}"));
+    let evidence = "20 of 20 settles in ";
+    assert!(message.starts_with("lease 200 ms, P99 ") && message.contains(evidence), "{message}");
+    assert!(remedy.contains("`hapax queue set payments --lease "), "{remedy}");
+    let top = server.run(&["top", "--once"]).ok();
+    assert!(top.contains("lease-below-p99") && top.contains("hapax queue set payments --lease "), "{top}");
+    let page = common::proxied::request(server.address(), "GET /metrics", "host: localhost");
+    assert!(page.contains("hapax_advice_finding{queue=\"payments\",code=\"lease-below-p99\"} 1\n"), "{page}");
+    let seen = hapax.store().observed(&"payments".parse().unwrap()).await.unwrap().unwrap();
+    assert_eq!((seen.settled, seen.overran, seen.expired), (20, 20, 0), "{seen:?}");
+}
+
+/// Twenty deliveries took longer than the heartbeats of this worker last: its limit of a run, and 3 s for a settle.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_with_less_time_than_the_work_takes_says_so_when_it_starts() {
+    let server = Server::start();
+    server.run(&["queue", "create", "payments", "--lease", "1s"]).ok();
+    let work = |run_max: &str| {
+        let args =
+            ["work", "payments", "--until-empty", "--run-max", run_max, "--kill-after", "0", "--", "true"];
+        let done = server.run(&args);
+        assert_eq!(done.code, Some(0), "{done:?}");
+        done.stderr
+    };
+    let told = work("1ms");
+    assert!(!told.contains("lease-below-p99"), "nothing was observed yet: {told}");
+    let hapax = Hapax::open(&server.endpoint).await.unwrap();
+    hold(&hapax, "payments", 20, Some(600_000), Duration::from_millis(3_500)).await;
+    let told = work("1ms");
+    assert!(told.contains("lease-below-p99: a delivery is held for 3 s 1 ms at most"), "{told}");
+    let told = work("1h");
+    assert!(!told.contains("lease-below-p99"), "{told}");
 }

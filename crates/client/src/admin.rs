@@ -105,6 +105,10 @@ impl QueueAdmin for Client {
         self.transport.get(&format!("/v1/queues/{name}/stats")).await.map_err(read_error)
     }
 
+    async fn observed(&self, name: &QueueName) -> Result<Option<ObservedQueue>, StoreError> {
+        self.transport.get(&format!("/v1/queues/{name}/observed")).await.map(Some).map_err(read_error)
+    }
+
     async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let path = format!("/v1/queues/{name}/purge");
         let body = PurgeBody { interval_ms: (interval_ms > 0).then_some(interval_ms) };
@@ -229,11 +233,6 @@ impl Client {
         let path = format!("/v1/queues/{queue}/keys/{key}/stories");
         let answer: StoriesResponse = self.transport.get(&path).await.map_err(read_error)?;
         Ok(answer.stories)
-    }
-
-    /// The latest minutes of a queue, as the server saw them.
-    pub async fn observed(&self, queue: &QueueName) -> Result<ObservedQueue, StoreError> {
-        self.transport.get(&format!("/v1/queues/{queue}/observed")).await.map_err(read_error)
     }
 
     /// What an operator should know and change.

@@ -28,6 +28,8 @@ pub struct SourceDescription {
     /// How long a delivery is leased by default. `None`: deliveries have no lease and are held until they are settled
     /// or [`Source::revoked`] returns their receipt.
     pub lease_ms: Option<u64>,
+    /// 99th percentile of the time from delivery to settle in the latest minutes, where that is known.
+    pub held_p99_ms: Option<u64>,
     /// The features of the store behind it.
     pub capabilities: Capabilities,
 }
@@ -88,6 +90,8 @@ impl Source for QueueSource {
             },
             None => None,
         };
+        // A warning less: a server that does not tell is no reason not to start.
+        let seen = self.store.observed(&self.queue).await.unwrap_or_default();
         Ok(SourceDescription {
             name: self.queue.to_string(),
             queue: Some(self.queue.clone()),
@@ -95,6 +99,7 @@ impl Source for QueueSource {
             lease_ms: Some(config.lease_ms),
             config,
             dead_retention_ms,
+            held_p99_ms: seen.and_then(|seen| seen.p99_ms()),
             capabilities: self.store.capabilities(),
         })
     }

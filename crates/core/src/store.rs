@@ -14,7 +14,7 @@ use crate::ledger::{EndClaim, EntryId, Store};
 use crate::message::{Attributes, Delivery, NewMessage, Priority};
 use crate::name::{DedupId, GroupId, MessageId, QueueName, Receipt, Revision};
 use crate::policy;
-use crate::policy::tier::Finding;
+use crate::policy::tier::{Finding, ObservedQueue};
 use crate::queue::QueueConfig;
 use crate::transfer::Transfer;
 
@@ -627,6 +627,13 @@ pub trait QueueAdmin: QueueStore {
 
     /// A queue's counters.
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError>;
+
+    /// What was observed of a queue in the latest minutes, by the process that observes this store. `None`: nothing. Stores
+    /// themselves observe nothing.
+    async fn observed(&self, name: &QueueName) -> Result<Option<ObservedQueue>, StoreError> {
+        let _ = name;
+        Ok(None)
+    }
 
     /// Deletes all messages that are in the queue now; returns their number.
     async fn purge(&self, name: &QueueName) -> Result<u64, StoreError> {

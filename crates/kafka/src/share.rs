@@ -234,6 +234,7 @@ fn describe(options: &ShareOptions, settings: &Settings) -> Result<SourceDescrip
         dead_retention_ms: config.dead_letter.is_some().then_some(settings.dead_retention_ms),
         config,
         lease_ms: Some(settings.lock_ms),
+        held_p99_ms: None,
         capabilities,
     })
 }

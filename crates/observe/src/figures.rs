@@ -67,6 +67,8 @@ struct Minute {
     delivered: u64,
     expired: u64,
     late: u64,
+    settled: u64,
+    overran: u64,
     conflicts: u64,
     dead: u64,
     started: u64,
@@ -157,8 +159,12 @@ impl QueueFigures {
         }
     }
 
-    pub fn held(&mut self, held_ms: u64) {
+    /// A delivery was held this long until its settle, or until it was refused; `overran`: longer than its lease.
+    pub fn held(&mut self, now_ms: u64, held_ms: u64, overran: bool) {
         self.held.add(held_ms);
+        let minute = self.minute(now_ms);
+        minute.settled += 1;
+        minute.overran += u64::from(overran);
     }
 
     /// Forgets what the window holds, because the queue's policy has changed: advice is about the new one.
@@ -198,6 +204,8 @@ impl QueueFigures {
             seen.delivered += minute.delivered;
             seen.expired += minute.expired;
             seen.late += minute.late;
+            seen.settled += minute.settled;
+            seen.overran += minute.overran;
             seen.conflicts += minute.conflicts;
             seen.dead += minute.dead;
             seen.consumers_started += minute.started;

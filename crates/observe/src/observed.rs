@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use hapax_core::policy::tier::ObservedQueue;
 use hapax_core::store::SharedStore;
 use hapax_core::validate::ATTRIBUTES_MAX;
 use hapax_core::{
@@ -365,6 +366,10 @@ impl QueueAdmin for ObservedStore {
 
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
         self.inner.stats(name).await
+    }
+
+    async fn observed(&self, name: &QueueName) -> Result<Option<ObservedQueue>, StoreError> {
+        Ok(self.observer.window(name))
     }
 
     async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {

@@ -63,6 +63,8 @@ struct Given {
     /// When its lease ends; moves with each extension.
     until_ms: u64,
     consumer: Option<Arc<str>>,
+    /// Other processes use the store, too: one of them may have extended the lease.
+    shared: bool,
     /// It was settled, or a newer delivery was made.
     over: bool,
     /// A settle or an extension was refused because its lease had ended.
@@ -557,6 +559,7 @@ impl State {
             lease_ms: delivery.lease_ms,
             until_ms: now_ms + delivery.lease_ms,
             consumer: consumer.cloned(),
+            shared,
             over: acked,
             late: false,
             trace: traced.then(|| SpanContext::of(&delivery.attributes)).flatten(),
@@ -670,7 +673,7 @@ impl State {
         let figures = self.queue(queue);
         // Deferred deliveries did not run.
         if !matches!(asked.settlement, SettlementKind::Deferred) {
-            figures.held(held_ms);
+            figures.held(now_ms, held_ms, given.until_ms < now_ms && !given.shared);
             figures.figures.near_expiry += u64::from(given.until_ms < now_ms + given.lease_ms / 5);
         }
         if let Some(consumer) = &given.consumer {
@@ -755,7 +758,7 @@ impl State {
         let held_ms = now_ms.saturating_sub(given.at_ms);
         let figures = self.queue(queue);
         figures.late(now_ms);
-        figures.held(held_ms);
+        figures.held(now_ms, held_ms, given.until_ms < now_ms);
         if let Some(consumer) = &given.consumer {
             figures.heard(now_ms, consumer);
         }

@@ -5,7 +5,7 @@ mod common;
 
 use common::Rig;
 use hapax_core::{
-    ClaimEnding, ClaimRequest, EndClaim, EntryId, Fingerprint, GroupId, IdempotencyKey, Ledger as _,
+    ClaimEnding, ClaimRequest, EndClaim, EntryId, Extend, Fingerprint, GroupId, IdempotencyKey, Ledger as _,
     NewMessage, OnDead, Owner, QueueAdmin as _, QueueConfig, QueueStore as _, Receive, Settle, Settlement,
     Tier,
 };
@@ -15,6 +15,8 @@ const SITUATIONS: &[(&str, &str)] = &[
     // What happens in a queue.
     ("leases-expire", "cli/tests/a_short_lease_is_explained_and_mended.rs"),
     ("leases-expire", "observe/tests/each_situation_is_advised.rs"),
+    ("lease-below-p99", "observe/tests/each_situation_is_advised.rs"),
+    ("lease-below-p99", "cli/tests/a_short_lease_is_explained_and_mended.rs"),
     ("scaling-loses-leases", "observe/tests/each_situation_is_advised.rs"),
     ("lease-far-above-work", "observe/tests/each_situation_is_advised.rs"),
     ("poison-messages", "observe/tests/each_situation_is_advised.rs"),
@@ -109,6 +111,53 @@ async fn a_lease_below_the_work_and_after_the_change_nothing() {
     rig.store.set_queue(&rig.queue, longer, None).await.unwrap();
     work(&rig, 20, 11_000).await;
     assert_eq!(codes(&rig).await, [""; 0], "the change has helped");
+}
+
+/// One consumer works on `count` messages, one after the other: nobody asks for a message whose lease is over.
+async fn work_alone(rig: &Rig, count: usize, held_ms: u64) {
+    for _ in 0..count {
+        rig.send(NewMessage::new("a")).await;
+        let delivery = rig.receive("anna").await.unwrap();
+        rig.clock.advance_ms(held_ms);
+        rig.ack(&delivery).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn work_that_outlives_its_lease_before_anything_is_repeated() {
+    let rig = Rig::new(config()).await;
+    work_alone(&rig, 95, 100).await;
+    work_alone(&rig, 4, 11_000).await;
+    assert_eq!(codes(&rig).await, [""; 0], "four may be chance");
+    work_alone(&rig, 1, 11_000).await;
+    let (message, remedy) = finding(&rig, "lease-below-p99").await;
+    let evidence = "5 of 100 settles in 1 min 4 s came after the end of their lease, 0 of them too late";
+    assert!(message.starts_with("lease 10 s, P99 1") && message.contains(evidence), "{message}");
+    assert!(remedy.contains("set the lease to 20 s (`hapax queue set jobs --lease 20s`)"), "{remedy}");
+
+    // The same work by consumers that extend their leases.
+    let longer = QueueConfig { lease_ms: 9_000, ..config() };
+    rig.store.set_queue(&rig.queue, longer, None).await.unwrap();
+    for _ in 0..20 {
+        rig.send(NewMessage::new("a")).await;
+        let delivery = rig.receive("anna").await.unwrap();
+        rig.clock.advance_ms(6_000);
+        let extend = Extend { receipt: delivery.receipt.clone(), lease_ms: 9_000, own_lease: false };
+        rig.store.extend(&rig.queue, vec![extend]).await.unwrap().remove(0).unwrap();
+        rig.clock.advance_ms(5_000);
+        rig.ack(&delivery).await.unwrap();
+    }
+    assert_eq!(codes(&rig).await, [""; 0], "their leases did not end");
+}
+
+#[tokio::test]
+async fn work_that_outlives_its_lease_on_a_store_of_several_processes() {
+    let rig = Rig::shared(config()).await;
+    work_alone(&rig, 20, 11_000).await;
+    assert_eq!(codes(&rig).await, [""; 0], "another process may have extended the leases");
+    work(&rig, 5, 11_000).await;
+    let (message, _) = finding(&rig, "lease-below-p99").await;
+    assert!(message.contains("5 of 30 settles") && message.contains("5 of them too late"), "{message}");
 }
 
 #[tokio::test]

@@ -525,7 +525,7 @@ impl WorkerBuilder {
         let handler = HandlerFacts {
             lease,
             heartbeat_ms_max: Some(heartbeat),
-            p99_ms: None,
+            p99_ms: described.held_p99_ms,
             on_doubt: self.on_doubt,
             idempotent_by_derived_key: self.idempotent_by_derived_key,
             database: if inbox.is_some() { HandlerDatabase::WithLedger } else { HandlerDatabase::None },

@@ -55,6 +55,7 @@ impl Source for Log {
             config: QueueConfig::default(),
             dead_retention_ms: None,
             lease_ms: None,
+            held_p99_ms: None,
             capabilities: self.capabilities.clone(),
         })
     }

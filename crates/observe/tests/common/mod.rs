@@ -22,11 +22,17 @@ pub struct Rig {
 fn open(folder: &TempDir, clock: &Arc<ManualClock>) -> ObservedStore {
     let options = Options { clock: clock.clone(), ..Options::default() };
     let store = Arc::new(Embedded::open(folder.path().join("store"), options).unwrap());
-    ObservedStore::with_observer(store, Arc::new(Observer::with_clock(clock.clone()))).only_process()
+    ObservedStore::with_observer(store, Arc::new(Observer::with_clock(clock.clone())))
 }
 
 impl Rig {
     pub async fn new(config: QueueConfig) -> Self {
+        let rig = Self::shared(config).await;
+        Self { store: rig.store.only_process(), ..rig }
+    }
+
+    /// Observes as if other processes used the store, too.
+    pub async fn shared(config: QueueConfig) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let clock = Arc::new(ManualClock::at_ms(1_800_000_000_000));
         let store = open(&folder, &clock);
@@ -39,7 +45,7 @@ impl Rig {
     /// Closes the store and opens it again, with nothing in memory.
     pub async fn restart(&mut self) {
         self.store.close().await.unwrap();
-        self.store = open(&self.folder, &self.clock);
+        self.store = open(&self.folder, &self.clock).only_process();
     }
 
     pub async fn send(&self, message: NewMessage) -> MessageId {

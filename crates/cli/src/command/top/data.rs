@@ -64,11 +64,8 @@ impl Reader {
                 Err(StoreError::NoSuchQueue(_)) => continue,
                 Err(error) => return Err(error.into()),
             };
-            let seen = match &self.client {
-                // A key that may not see it sees the rest.
-                Some(client) => client.observed(&info.name).await.unwrap_or_default(),
-                None => ObservedQueue::default(),
-            };
+            // A key that may not see it sees the rest.
+            let seen = self.store.observed(&info.name).await.ok().flatten().unwrap_or_default();
             queues.push(QueueRow {
                 name: info.name.to_string(),
                 tier: info.config.tier,

@@ -5,8 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Facts;
 use super::rules::{Rule, RuleResult, found, span, warning};
+use super::{Facts, HandlerLease};
 use crate::queue::Tier;
 
 /// What was observed of a queue in the latest minutes, by one process.
@@ -27,6 +27,11 @@ pub struct ObservedQueue {
     pub held_p99_ms: Option<u64>,
     /// How many settles the percentiles are made of.
     pub held_count: u64,
+    /// Settles of deliveries that this process made, those that were refused as too late included.
+    pub settled: u64,
+    /// Of these, settles after the end of the lease with all its extensions. On a store that other processes use only
+    /// refused ones, because another process may have extended the lease.
+    pub overran: u64,
     /// The lease of the latest delivery.
     pub lease_ms: u64,
     /// Consumers that were heard of for the first time.
@@ -68,6 +73,9 @@ pub const POISON_DELIVERIES: u32 = 6;
 /// Expired leases cause a warning from this number on, and from this share of all deliveries.
 const EXPIRED_MIN: u64 = 10;
 const EXPIRED_PER_MILLE: u64 = 10;
+/// The same for settles after the end of the lease, whether or not the message was delivered again.
+const OVERRAN_MIN: u64 = 5;
+const OVERRAN_PER_MILLE: u64 = 10;
 /// Percentiles of fewer settles are not used.
 const HELD_MIN: u64 = 20;
 /// A tier is not called unused before this number of claims.
@@ -86,6 +94,7 @@ const LONG_MS_MIN: u64 = 120_000;
 
 pub(super) const RULES: &[Rule] = &[
     warning("leases-expire", leases_expire),
+    warning("lease-below-p99", lease_below_p99),
     warning("scaling-loses-leases", scaling_loses_leases),
     warning("lease-far-above-work", lease_far_above_work),
     warning("poison-messages", poison_messages),
@@ -123,7 +132,8 @@ fn suggested_lease_ms(p99_ms: u64) -> u64 {
 }
 
 impl ObservedQueue {
-    fn p99_ms(&self) -> Option<u64> {
+    /// 99th percentile of the time from delivery to settle, if there were enough settles for one.
+    pub fn p99_ms(&self) -> Option<u64> {
         self.held_p99_ms.filter(|_| self.held_count >= HELD_MIN)
     }
 
@@ -137,6 +147,22 @@ impl ObservedQueue {
             && self.late < self.expired / 2
             && self.consumers_started + self.consumers_stopped >= 3
     }
+
+    /// Leases run out in such numbers that `leases-expire` reports them.
+    fn repeats_slow_work(&self) -> bool {
+        self.loses_leases() && !self.scaling()
+    }
+}
+
+/// The remedy for a lease that is shorter than the work.
+fn longer_lease(p99_ms: u64) -> String {
+    let lease_ms = suggested_lease_ms(p99_ms);
+    format!(
+        "set the lease to {} (`hapax queue set QUEUE --lease {}s`), to `auto` in the worker, or let consumers extend it while \
+         they work",
+        span(lease_ms),
+        lease_ms / 1_000
+    )
 }
 
 fn leases_expire(facts: &Facts) -> RuleResult {
@@ -144,7 +170,7 @@ fn leases_expire(facts: &Facts) -> RuleResult {
         return None;
     }
     let Some(seen) = &facts.observed else { return leases_expire_by_counters(facts) };
-    if !seen.loses_leases() || seen.scaling() {
+    if !seen.repeats_slow_work() {
         return None;
     }
     let evidence = format!(
@@ -156,18 +182,10 @@ fn leases_expire(facts: &Facts) -> RuleResult {
         seen.late,
     );
     match seen.p99_ms() {
-        Some(p99_ms) if p99_ms >= seen.lease_ms => {
-            let lease_ms = suggested_lease_ms(p99_ms);
-            found(
-                format!("lease {}, P99 {}: {evidence}", span(seen.lease_ms), span(p99_ms)),
-                format!(
-                    "set the lease to {} (`hapax queue set QUEUE --lease {}s`), to `auto` in the worker, or let consumers extend \
-                     it while they work",
-                    span(lease_ms),
-                    lease_ms / 1_000
-                ),
-            )
-        }
+        Some(p99_ms) if p99_ms >= seen.lease_ms => found(
+            format!("lease {}, P99 {}: {evidence}", span(seen.lease_ms), span(p99_ms)),
+            longer_lease(p99_ms),
+        ),
         p99_ms => found(
             format!(
                 "{evidence}; the lease is {}{}",
@@ -195,6 +213,54 @@ fn leases_expire_by_counters(facts: &Facts) -> RuleResult {
             span(facts.queue.lease_ms)
         ),
         "set a lease above the handler's time, `auto`, or a heartbeat; or find out why consumers die",
+    )
+}
+
+fn lease_below_p99(facts: &Facts) -> RuleResult {
+    lease_below_handler(facts).or_else(|| lease_below_work(facts))
+}
+
+/// A worker that starts: its heartbeats end before the latest deliveries of the queue did.
+fn lease_below_handler(facts: &Facts) -> RuleResult {
+    let handler = facts.handler.as_ref().filter(|_| facts.redelivers())?;
+    let (HandlerLease::Fixed { lease_ms }, Some(p99_ms)) = (handler.lease, handler.p99_ms) else {
+        return None;
+    };
+    let held_ms = lease_ms.max(handler.heartbeat_ms_max.unwrap_or(0));
+    if held_ms >= p99_ms {
+        return None;
+    }
+    found(
+        format!(
+            "a delivery is held for {} at most, and the latest ones took {} (P99): the slowest runs are delivered again while \
+             they run",
+            span(held_ms),
+            span(p99_ms)
+        ),
+        format!("set a lease above {}, `auto`, or a heartbeat that lasts as long", span(p99_ms)),
+    )
+}
+
+/// Work outlives its lease, and few of its messages were delivered again so far because no consumer asked at that moment. Once
+/// many were, `leases-expire` reports the same cause with better evidence.
+fn lease_below_work(facts: &Facts) -> RuleResult {
+    let seen = facts.observed.as_ref().filter(|seen| facts.redelivers() && !seen.repeats_slow_work())?;
+    let p99_ms = seen.p99_ms().filter(|p99_ms| *p99_ms >= seen.lease_ms)?;
+    if seen.overran < OVERRAN_MIN || per_mille(seen.overran, seen.settled) < OVERRAN_PER_MILLE {
+        return None;
+    }
+    found(
+        format!(
+            "lease {}, P99 {}: {} of {} settles in {} came after the end of their lease, {} of them too late; each could have \
+             been delivered again while it was worked on",
+            span(seen.lease_ms),
+            span(p99_ms),
+            seen.overran,
+            seen.settled,
+            span(seen.window_ms),
+            seen.late.min(seen.overran),
+        ),
+        longer_lease(p99_ms),
     )
 }
 

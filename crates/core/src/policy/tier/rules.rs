@@ -42,7 +42,6 @@ pub(super) const RULES: &[Rule] = &[
     refusal("halt-group-not-supported", |facts| store_fit::halt_group(&facts.queue, &facts.store)),
     refusal("dedup-window-too-long", |facts| store_fit::dedup_window(&facts.queue, &facts.store)),
     refusal("message-size-not-supported", |facts| store_fit::message_size(&facts.queue, &facts.store)),
-    warning("lease-below-p99", lease_below_p99),
     warning("key-is-message-id", key_is_message_id),
     warning("key-is-content", key_is_content),
     warning("effect-may-repeat", effect_may_repeat),
@@ -215,23 +214,6 @@ fn lease_zero(facts: &Facts) -> RuleResult {
     found(
         "the lease is 0, so a message is back in the queue while its handler runs",
         "set a lease above the handler's time, or `auto`",
-    )
-}
-
-fn lease_below_p99(facts: &Facts) -> RuleResult {
-    let handler = facts.handler.as_ref().filter(|_| facts.redelivers())?;
-    let (HandlerLease::Fixed { lease_ms }, Some(p99_ms)) = (handler.lease, handler.p99_ms) else {
-        return None;
-    };
-    let held_ms = lease_ms.max(handler.heartbeat_ms_max.unwrap_or(0));
-    if held_ms >= p99_ms {
-        return None;
-    }
-    let message =
-        format!("a delivery is held for {}, and the handler's P99 is {}", span(held_ms), span(p99_ms));
-    found(
-        message + ": the slowest runs are delivered again while they run",
-        format!("set a lease above {}, `auto`, or a heartbeat that lasts as long", span(p99_ms)),
     )
 }
 

@@ -87,6 +87,11 @@ fn slow() -> ObservedQueue {
     ObservedQueue { expired: 10, late: 10, held_p99_ms: Some(41_000), ..calm() }
 }
 
+/// One whose lease is too short, with few duplicates so far.
+fn outlived() -> ObservedQueue {
+    ObservedQueue { settled: 500, overran: 5, held_p99_ms: Some(30_000), expired: 9, late: 5, ..calm() }
+}
+
 /// One whose deliveries are mostly of one group.
 fn hot() -> ObservedQueue {
     ObservedQueue { hot_group: Some("g".into()), hot_group_delivered: 500, ..calm() }
@@ -206,6 +211,18 @@ const CASES: &[Case] = &[
     Case {
         code: "lease-below-p99", tier: AtLeastOnce,
         hit: |f| { handler(f).p99_ms = Some(60_001); handler(f).heartbeat_ms_max = Some(60_000); }, misses: &[],
+    },
+    Case {
+        code: "lease-below-p99", tier: AtLeastOnce, hit: |f| f.observed = Some(outlived()),
+        misses: &[
+            (AtMostOnce, |f| f.observed = Some(outlived())),
+            (AtLeastOnce, |f| f.observed = Some(ObservedQueue { overran: 4, settled: 20, ..outlived() })),
+            (AtLeastOnce, |f| f.observed = Some(ObservedQueue { settled: 501, ..outlived() })),
+            (AtLeastOnce, |f| f.observed = Some(ObservedQueue { held_count: 19, ..outlived() })),
+            (AtLeastOnce, |f| f.observed = Some(ObservedQueue { held_p99_ms: Some(29_999), ..outlived() })),
+            // One cause, one finding: this is `leases-expire`.
+            (AtLeastOnce, |f| f.observed = Some(ObservedQueue { expired: 10, late: 10, ..outlived() })),
+        ],
     },
     Case {
         code: "leases-expire", tier: AtLeastOnce, hit: |f| totals(f).expired = 1_000,
