@@ -312,8 +312,7 @@ async fn queues(
 impl QueueSection {
     /// What its tier costs, in words.
     fn cost(&self) -> Option<String> {
-        let TierCost { cpu, bytes } = self.cost?;
-        Some(format!("{cpu} times the processor time and {bytes} times the bytes of at-least-once"))
+        self.cost.as_ref().map(ToString::to_string)
     }
 
     /// What is said beside the findings: a queue is sound only if everything could be looked at.
