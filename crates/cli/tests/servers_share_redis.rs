@@ -5,8 +5,9 @@ mod common;
 use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
-use common::proxied::{post, two_proxies_execute_once};
+use common::proxied::{Proxy, post, service, two_proxies_execute_once};
 use common::{Server, hapax, run};
 use hapax_faults::{RedisCluster, RedisSentinels, RedisServer, RedisTls};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -23,6 +24,7 @@ type Test = (&'static str, fn());
 
 const TESTS: &[Test] = &[
     ("two_proxies_with_one_ledger_execute_once_and_outlive_redis", two_proxies),
+    ("requests_that_ran_without_their_ledger_are_told", ran_unprotected),
     ("doctor_says_what_redis_cannot_keep", doctor),
     ("two_servers_serve_the_same_queues_and_outlive_redis", two_servers),
     ("two_servers_tell_one_story", one_story),
@@ -64,6 +66,43 @@ fn two_proxies() {
     }
     assert!(again.contains("idempotent-replayed: true") && again.ends_with("call 1"), "{again}");
     assert_eq!(calls.load(Ordering::SeqCst), 1);
+}
+
+/// A request passes while its ledger is away, as `--on-outage open` asks for; the operator is told as soon as it is back.
+fn ran_unprotected() {
+    let redis = RedisServer::start(DURABLE).unwrap();
+    let (folder, (upstream, calls)) = (tempdir().unwrap(), service());
+    let (upstream, url) = (format!("http://{upstream}"), format!("redis://{}", redis.address()));
+    let proxy = Proxy::start(&folder, &["--upstream", &upstream, "--ledger", &url, "--on-outage", "open"]);
+    let admin = proxy.admin().unwrap();
+    let told = || {
+        let done = run(&folder, &["doctor", "--json", "--endpoint", admin]);
+        let report: Value = serde_json::from_str(&done.stdout).ok()?;
+        let found = report["store"]["findings"].as_array()?.iter();
+        let found = found.filter(|finding| finding["code"] == "ran-unprotected");
+        Some(found.map(|finding| finding["message"].as_str().unwrap().to_owned()).collect::<Vec<_>>())
+    };
+    assert!(post(&proxy.address, "k").ends_with("call 1"));
+    assert_eq!(told(), Some(vec![]));
+    redis.kill();
+    for call in ["call 2", "call 3"] {
+        let ran = post(&proxy.address, "k");
+        assert!(ran.starts_with("http/1.1 201") && ran.ends_with(call), "{ran}");
+    }
+    redis.run().unwrap();
+    // The proxy's connections may be broken for some more requests.
+    let start = Instant::now();
+    let messages = loop {
+        match told() {
+            Some(messages) => break messages,
+            None => assert!(start.elapsed() < common::PATIENCE, "it is not reachable"),
+        }
+    };
+    assert!(
+        messages.len() == 1 && messages[0].starts_with("2 requests ran without protection"),
+        "{messages:?}"
+    );
+    assert_eq!(calls.load(Ordering::SeqCst), 3);
 }
 
 /// The codes that `hapax doctor` finds, and whether it succeeds.

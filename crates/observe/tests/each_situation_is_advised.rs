@@ -28,10 +28,12 @@ const SITUATIONS: &[(&str, &str)] = &[
     ("ledger-never-hit", "observe/tests/each_situation_is_advised.rs"),
     ("hot-group", "observe/tests/each_situation_is_advised.rs"),
     ("queue-grows", "observe/tests/each_situation_is_advised.rs"),
+    ("retention-drops-messages", "observe/tests/each_situation_is_advised.rs"),
     // What is true of a store.
     ("store-paused", "cli/tests/doctor_says_what_cannot_hold.rs"),
     ("doubt-waits", "observe/tests/each_situation_is_advised.rs"),
     ("keys-reused", "observe/tests/each_situation_is_advised.rs"),
+    ("ran-unprotected", "cli/tests/servers_share_redis.rs"),
     ("many-in-doubt", "embedded/tests/ledger_doubt_is_bounded.rs"),
     ("xmin-held", "cli/tests/doctor_examines_the_database.rs"),
     ("redis-may-evict", "cli/tests/servers_share_redis.rs"),
@@ -194,7 +196,8 @@ async fn a_lease_far_above_the_work() {
 async fn a_message_that_always_fails() {
     let rig = Rig::new(config()).await;
     let id = rig.send(NewMessage::new("a")).await;
-    for _ in 0..6 {
+    for deliveries in 0..6 {
+        assert_eq!(codes(&rig).await, [""; 0], "{deliveries} deliveries are not many");
         let delivery = rig.receive("anna").await.unwrap();
         rig.settle(&delivery, Settlement::Retry { after_ms: Some(0), error: Some("no".into()) })
             .await
@@ -365,4 +368,17 @@ async fn a_ledger_that_never_stopped_anything_and_a_queue_that_grows() {
         rig.store.settle(&rig.queue, settles).await.unwrap();
     }
     assert_eq!(codes(&rig).await, [""; 0], "consumers keep up");
+}
+
+#[tokio::test]
+async fn messages_that_were_too_old() {
+    let rig = Rig::new(QueueConfig { retention_ms: 60_000, ..config() }).await;
+    rig.send(NewMessage::new("a")).await;
+    rig.send(NewMessage::new("a")).await;
+    rig.clock.advance_ms(59_999);
+    assert!(!codes(&rig).await.contains(&"retention-drops-messages".to_owned()));
+    rig.clock.advance_ms(2);
+    assert!(rig.receive("anna").await.is_none());
+    let (message, _) = finding(&rig, "retention-drops-messages").await;
+    assert_eq!(message, "2 messages were dropped because they were older than 1 min");
 }

@@ -184,6 +184,26 @@ mod tests {
     }
 
     #[test]
+    fn each_finding_about_effects_has_its_evidence_and_a_change() {
+        let facts = StoreFacts { in_doubt: 2, ran_unprotected: 3, mismatches: 4, ..sound() };
+        let said: Vec<_> =
+            check_store(&facts).into_iter().map(|finding| (finding.message, finding.remedy)).collect();
+        let expected = [
+            ("2 keys are in doubt: whether their effects happened is not known", DOUBT_REMEDY),
+            (
+                "3 requests ran without protection, because the ledger could not be reached (on_outage = open)",
+                "look for repeated effects of that time; set on_outage to closed where they cost more than a refused request",
+            ),
+            (
+                "4 claims had a key that was used before for another request; they were refused",
+                "find the caller: a key must be made for each intended effect, and not from a constant or a counter that \
+                 restarts",
+            ),
+        ];
+        assert_eq!(said, expected.map(|(message, remedy)| (message.to_owned(), remedy.to_owned())));
+    }
+
+    #[test]
     fn refusals_come_first() {
         assert!(codes().map(|(_, severity)| severity).is_sorted());
     }
