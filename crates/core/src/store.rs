@@ -628,6 +628,19 @@ pub trait QueueAdmin: QueueStore {
     /// A queue's counters.
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError>;
 
+    /// The counters of several queues, in their order; `None` for one that does not exist.
+    async fn stats_of(&self, names: &[QueueName]) -> Result<Vec<Option<QueueStats>>, StoreError> {
+        let mut all = Vec::with_capacity(names.len());
+        for name in names {
+            match self.stats(name).await {
+                Ok(stats) => all.push(Some(stats)),
+                Err(StoreError::NoSuchQueue(_)) => all.push(None),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+
     /// What was observed of a queue in the latest minutes, by the process that observes this store. `None`: nothing. Stores
     /// themselves observe nothing.
     async fn observed(&self, name: &QueueName) -> Result<Option<ObservedQueue>, StoreError> {

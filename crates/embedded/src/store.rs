@@ -274,6 +274,17 @@ impl QueueAdmin for Embedded {
         self.state.job(move |engine, _| engine.find(&name).map(|id| engine.queue(id).stats())).await?
     }
 
+    async fn stats_of(&self, names: &[QueueName]) -> Result<Vec<Option<QueueStats>>, StoreError> {
+        let names = names.to_vec();
+        // One job, because each is answered with the commit of its wave: a page of metrics waits for one commit, not for one of
+        // each queue.
+        let read = move |engine: &mut Engine, _: Now| {
+            let of = |name| engine.find(name).ok().map(|id| engine.queue(id).stats());
+            names.iter().map(of).collect()
+        };
+        self.state.job(read).await
+    }
+
     async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         let name = name.clone();
         self.state.job(move |engine, now| engine.purge(now, &name, interval_ms)).await?

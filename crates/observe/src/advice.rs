@@ -1,13 +1,14 @@
 //! The advisor: every rule of [`hapax_core::policy::tier`] over what is known about a store and its queues.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use hapax_core::ledger::TTL_MS_DEFAULT;
 use hapax_core::metrics::{KeptBy, Kind, Metric, Sample, Unit};
 use hapax_core::policy::tier::{Facts, Finding, LedgerFacts, StoreFacts, check, check_store};
 use hapax_core::{
-    Browse, EntryFilter, EntryState, MessageState, QueueConfig, QueueInfo, QueueName, Store, StoreError,
+    Browse, EntryFilter, EntryState, MessageId, MessageState, QueueConfig, QueueInfo, QueueName, QueueStats,
+    Store, StoreError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -105,16 +106,49 @@ pub async fn of_store(store: &dyn Store, known: &Known<'_>, whole: bool) -> Resu
             .findings
             .extend(check_store(&facts).into_iter().map(|finding| Located { queue: None, finding }));
     }
-    for info in store.queues().await? {
-        if known.may_see(&info.name) {
-            let (findings, not_seen) = of_queue(store, known, &info).await;
-            let located = |finding| Located { queue: Some(info.name.clone()), finding };
-            advice.findings.extend(findings.into_iter().map(located));
-            let of_queue = |what| NotSeen { queue: info.name.clone(), what };
-            advice.not_seen.extend(not_seen.into_iter().map(of_queue));
-        }
+    let all = store.queues().await?;
+    let retentions: HashMap<QueueName, u64> =
+        all.iter().map(|info| (info.name.clone(), info.config.retention_ms)).collect();
+    let mut shown = all;
+    shown.retain(|info| known.may_see(&info.name));
+    let names: Vec<QueueName> = shown.iter().map(|info| info.name.clone()).collect();
+    let mut poison = known.observer.map(Observer::poison_candidates).unwrap_or_default();
+    // If not all counters can be had, each queue is asked for its own, so that the others are told about.
+    let mut counted = store.stats_of(&names).await.ok();
+    for (at, info) in shown.iter().enumerate() {
+        let dead = info.config.dead_letter.as_ref().map(|dead| &dead.queue);
+        let looked_at = LookedAt {
+            stats: match &mut counted {
+                Some(counted) => Ok(counted.get_mut(at).and_then(Option::take)),
+                None => stats_of(store, &info.name).await,
+            },
+            dead: Ok(dead.map(|queue| DeadQueue::known(retentions.get(queue).copied())).unwrap_or_default()),
+            poison: poison.remove(&info.name).unwrap_or_default(),
+        };
+        let (findings, not_seen) = look(store, known, info, looked_at).await;
+        let located = |finding| Located { queue: Some(info.name.clone()), finding };
+        advice.findings.extend(findings.into_iter().map(located));
+        let of_queue = |what| NotSeen { queue: info.name.clone(), what };
+        advice.not_seen.extend(not_seen.into_iter().map(of_queue));
     }
     Ok(advice)
+}
+
+/// The counters of a queue; `None` if it was deleted meanwhile.
+async fn stats_of(store: &dyn Store, queue: &QueueName) -> Result<Option<QueueStats>, StoreError> {
+    match store.stats(queue).await {
+        Ok(stats) => Ok(Some(stats)),
+        Err(StoreError::NoSuchQueue(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What was looked at for a queue.
+struct LookedAt {
+    stats: Result<Option<QueueStats>, StoreError>,
+    dead: Result<DeadQueue, (QueueName, StoreError)>,
+    /// Messages that may be poison.
+    poison: Vec<MessageId>,
 }
 
 /// The facts about a store as a whole; versions are not among them.
@@ -138,13 +172,28 @@ pub async fn store_facts(store: &dyn Store, known: &Known<'_>) -> Result<StoreFa
 
 /// The findings about one queue, and what could not be looked at.
 pub async fn of_queue(store: &dyn Store, known: &Known<'_>, info: &QueueInfo) -> (Vec<Finding>, Vec<String>) {
+    let mut poison = known.observer.map(Observer::poison_candidates).unwrap_or_default();
+    let looked_at = LookedAt {
+        stats: stats_of(store, &info.name).await,
+        dead: DeadQueue::of(store, &info.config).await,
+        poison: poison.remove(&info.name).unwrap_or_default(),
+    };
+    look(store, known, info, looked_at).await
+}
+
+async fn look(
+    store: &dyn Store,
+    known: &Known<'_>,
+    info: &QueueInfo,
+    looked_at: LookedAt,
+) -> (Vec<Finding>, Vec<String>) {
     let mut not_seen = Vec::new();
     let mut facts = Facts::new(info.config.clone(), store.capabilities());
     facts.producer_retry_ms = known.producer_retry_ms;
     facts.ledger = own_ledger(store);
     facts.observed = known.observer.and_then(|observer| observer.window(&info.name));
-    if let (Some(observer), Some(seen)) = (known.observer, &mut facts.observed) {
-        for id in observer.poison_candidates(&info.name, POISON_MAX) {
+    if let Some(seen) = &mut facts.observed {
+        for id in looked_at.poison.into_iter().take(POISON_MAX) {
             let browse = Browse { id: Some(id), limit: 1, ..Browse::default() };
             let found = store.browse(&info.name, browse).await.ok().and_then(|mut page| page.items.pop());
             if found.is_some_and(|found| found.state != MessageState::Parked) {
@@ -153,10 +202,8 @@ pub async fn of_queue(store: &dyn Store, known: &Known<'_>, info: &QueueInfo) ->
             }
         }
     }
-    match store.stats(&info.name).await {
-        Ok(stats) => facts.stats = Some(stats),
-        // It was deleted meanwhile.
-        Err(StoreError::NoSuchQueue(_)) => {}
+    match looked_at.stats {
+        Ok(stats) => facts.stats = stats,
         Err(error) => not_seen.push(not_seen_text("its counters", &error)),
     }
     let hidden =
@@ -165,7 +212,7 @@ pub async fn of_queue(store: &dyn Store, known: &Known<'_>, info: &QueueInfo) ->
         not_seen.push(format!("not allowed to see: its dead-letter queue {queue}"));
         return (about(&info.name, check(&facts)), not_seen);
     }
-    match DeadQueue::of(store, &info.config).await {
+    match looked_at.dead {
         Ok(dead) => {
             (facts.dead_retention_ms, facts.dead_queue_missing) = (dead.retention_ms, dead.is_missing);
         }
@@ -227,10 +274,15 @@ impl DeadQueue {
     async fn of(store: &dyn Store, config: &QueueConfig) -> Result<Self, (QueueName, StoreError)> {
         let Some(dead) = &config.dead_letter else { return Ok(Self::default()) };
         match store.queue(&dead.queue).await {
-            Ok(found) => Ok(Self { retention_ms: Some(found.config.retention_ms), is_missing: false }),
-            Err(StoreError::NoSuchQueue(_)) => Ok(Self { retention_ms: None, is_missing: true }),
+            Ok(found) => Ok(Self::known(Some(found.config.retention_ms))),
+            Err(StoreError::NoSuchQueue(_)) => Ok(Self::known(None)),
             Err(error) => Err((dead.queue.clone(), error)),
         }
+    }
+
+    /// One that keeps messages this long; `None`: there is none of that name.
+    fn known(retention_ms: Option<u64>) -> Self {
+        Self { retention_ms, is_missing: retention_ms.is_none() }
     }
 }
 

@@ -368,6 +368,10 @@ impl QueueAdmin for ObservedStore {
         self.inner.stats(name).await
     }
 
+    async fn stats_of(&self, names: &[QueueName]) -> Result<Vec<Option<QueueStats>>, StoreError> {
+        self.inner.stats_of(names).await
+    }
+
     async fn observed(&self, name: &QueueName) -> Result<Option<ObservedQueue>, StoreError> {
         Ok(self.observer.window(name))
     }

@@ -163,21 +163,22 @@ impl Observer {
         Some(self.state().queues.get(queue)?.window(now_ms))
     }
 
-    /// Messages of a queue that were delivered [`POISON_DELIVERIES`] times or more and were not seen to end, ordered by id; at
-    /// most `max`. One whose last lease ran out may be dead meanwhile.
-    pub fn poison_candidates(&self, queue: &QueueName, max: usize) -> Vec<MessageId> {
+    /// Messages that were delivered [`POISON_DELIVERIES`] times or more and were not seen to end, by queue and ordered by id. One
+    /// whose last lease ran out may be dead meanwhile.
+    pub fn poison_candidates(&self) -> HashMap<QueueName, Vec<MessageId>> {
         let state = self.state();
-        let is_candidate = |life: &&Life| {
-            life.queue.as_ref() == Some(queue) && life.deliveries() >= POISON_DELIVERIES && !life.has_ended()
-        };
-        let id = |life: &Life| match life.subject {
-            Subject::Message(id) => Some(id),
-            Subject::Entry(_) => None,
-        };
-        let mut ids: Vec<MessageId> = state.lives.values().filter(is_candidate).filter_map(id).collect();
-        ids.sort();
-        ids.truncate(max);
-        ids
+        let mut found = HashMap::<QueueName, Vec<MessageId>>::new();
+        for life in state.lives.values() {
+            if let (Subject::Message(id), Some(queue)) = (&life.subject, &life.queue)
+                && life.deliveries() >= POISON_DELIVERIES
+                && !life.has_ended()
+            {
+                found.entry(queue.clone()).or_default().push(*id);
+            }
+        }
+        drop(state);
+        found.values_mut().for_each(|ids| ids.sort());
+        found
     }
 
     /// The life of a message or key, as far as this process saw it. A message that is on its first delivery has one, too.

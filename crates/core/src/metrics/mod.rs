@@ -134,7 +134,7 @@ pub trait Metrics {
 
 /// Everything that a store counts: the store as a whole, each of its queues, and the ledger if it is asked for.
 ///
-/// One call for each queue; a queue that is deleted meanwhile is left out, and so are figures of the whole store that the
+/// A queue that is deleted meanwhile is left out, and so are figures of the whole store that the
 /// caller's key may not see.
 pub async fn of_store(
     store: &dyn QueueAdmin,
@@ -154,15 +154,12 @@ pub async fn of_queues(
     store: &dyn QueueAdmin,
     shows: &(dyn Fn(&QueueName) -> bool + Sync),
 ) -> Result<Vec<Sample>, StoreError> {
+    let queues = store.queues().await?.into_iter();
+    let names: Vec<QueueName> = queues.map(|queue| queue.name).filter(|name| shows(name)).collect();
     let mut samples = Vec::new();
-    for queue in store.queues().await? {
-        if !shows(&queue.name) {
-            continue;
-        }
-        match store.stats(&queue.name).await {
-            Ok(stats) => samples.extend(stats.samples(&[queue.name.as_str()])),
-            Err(StoreError::NoSuchQueue(_)) => {}
-            Err(error) => return Err(error),
+    for (name, stats) in names.iter().zip(store.stats_of(&names).await?) {
+        if let Some(stats) = stats {
+            samples.extend(stats.samples(&[name.as_str()]));
         }
     }
     Ok(samples)

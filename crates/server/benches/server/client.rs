@@ -80,6 +80,20 @@ pub async fn park(server: &Server, count: usize) -> Result<Vec<TcpStream>, Strin
     Ok(polls)
 }
 
+/// Creates queues, each with one message that was sent, received and deleted.
+pub async fn fill_queues(server: &Server, count: usize) -> Result<(), String> {
+    let mut control = Connection::open(server).await?;
+    for number in 0..count {
+        let created = control.call("CreateQueue", &format!(r#"{{"QueueName":"filled-{number}"}}"#)).await?;
+        let url = field(&created, "QueueUrl").next().ok_or("CreateQueue answered no URL")?.to_owned();
+        let load = Load { cycle: true, body_bytes: 16, batch: 1, connections: 1 };
+        let worker = Worker::new(Connection::open(server).await?, &url, load);
+        // The end is reached at once, after one message.
+        worker.run(Instant::now()).await?;
+    }
+    Ok(())
+}
+
 /// One connection's share of a load.
 struct Worker {
     connection: Connection,
@@ -164,14 +178,14 @@ impl Worker {
 }
 
 /// A kept-alive HTTP/1.1 connection.
-struct Connection {
+pub struct Connection {
     stream: TcpStream,
     host: String,
     buffer: Vec<u8>,
 }
 
 impl Connection {
-    async fn open(server: &Server) -> Result<Self, String> {
+    pub async fn open(server: &Server) -> Result<Self, String> {
         let stream = TcpStream::connect(server.address).await.map_err(text)?;
         stream.set_nodelay(true).map_err(text)?;
         Ok(Self { stream, host: server.address.to_string(), buffer: Vec::with_capacity(64 * 1024) })
@@ -197,10 +211,15 @@ impl Connection {
         self.exchange(&request).await.map(str::to_owned)
     }
 
+    /// The body of a resource.
+    pub async fn get(&mut self, path: &str) -> Result<&str, String> {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", self.host);
+        self.exchange(request.as_bytes()).await
+    }
+
     /// How often the server has synced to disk, if it reports that.
     async fn synced(&mut self) -> Option<u64> {
-        let request = format!("GET /v1/status HTTP/1.1\r\nHost: {}\r\n\r\n", self.host);
-        let status = self.exchange(request.as_bytes()).await.ok()?;
+        let status = self.get("/v1/status").await.ok()?;
         let (_, value) = status.split_once("\"synced\":")?;
         value.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     }

@@ -6,6 +6,7 @@
 
 mod client;
 mod report;
+mod scrape;
 mod servers;
 
 use std::time::Duration;
@@ -21,6 +22,7 @@ cargo xtask bench server [OPTIONS]
   --only TEXT     only loads whose name contains TEXT, for example `cycle 256` or `x10 64`
   --rounds N      rounds of each load [default: 3]
   --no-peer       ours alone
+  --scrape        instead of the loads: `/metrics` with 1,000 queues, and sends with and without scrapes
 Environment: HAPAX_BIN is the binary to measure [default: target/release/hapax, built first], HAPAX_BENCH_DIR the
 folder for data [default: target/bench]; it must be on a real disk.";
 
@@ -31,11 +33,13 @@ struct Args {
     only: Option<String>,
     rounds: usize,
     peer: bool,
+    scrape: bool,
 }
 
 impl Args {
     fn read() -> Result<Self, String> {
-        let mut args = Self { quick: false, markdown: false, only: None, rounds: 3, peer: true };
+        let mut args =
+            Self { quick: false, markdown: false, only: None, rounds: 3, peer: true, scrape: false };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or(format!("{word} needs a value\n\n{HELP}"));
@@ -43,6 +47,7 @@ impl Args {
                 "--quick" => args.quick = true,
                 "--markdown" => args.markdown = true,
                 "--no-peer" => args.peer = false,
+                "--scrape" => args.scrape = true,
                 "--only" => args.only = Some(value()?),
                 "--rounds" => args.rounds = value()?.parse().map_err(|_| "--rounds needs a number")?,
                 // Passed by cargo.
@@ -91,6 +96,10 @@ fn run(args: &Args) -> Result<(), String> {
     // One thread: the client must leave the cores to the servers, equally for each.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(text)?;
     let mut servers = vec![servers::hapax()?];
+    if args.scrape {
+        // Long enough for several scrapes.
+        return runtime.block_on(scrape::run(&servers[0], args.rounds, 4 * args.round(), args.markdown));
+    }
     let empty_kib = servers[0].rss_kib();
     if args.peer {
         match servers::elasticmq() {
