@@ -78,6 +78,12 @@ pub fn show_time(ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
+/// The same with milliseconds, for events that may follow each other quickly.
+pub fn show_time_ms(ms: u64) -> String {
+    let time = show_time(ms);
+    format!("{}.{:03}Z", time.trim_end_matches('Z'), ms % 1000)
+}
+
 /// Makes text safe to show on one line: control characters, and those that reorder or hide text, are escaped.
 pub fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
@@ -185,6 +191,7 @@ mod tests {
         assert_eq!(show_time(0), "1970-01-01T00:00:00Z");
         assert_eq!(show_time(951_827_696_000), "2000-02-29T12:34:56Z");
         assert_eq!(show_time(1_735_689_599_999), "2024-12-31T23:59:59Z");
+        assert_eq!(show_time_ms(1_735_689_599_042), "2024-12-31T23:59:59.042Z");
     }
 
     #[test]

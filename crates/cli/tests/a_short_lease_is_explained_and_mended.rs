@@ -86,6 +86,8 @@ async fn what_happens_what_to_set_and_that_it_helps() {
         runs.iter().find(|(_, count)| **count > 1).map(|(id, _)| id.to_string()).expect("a duplicate");
     let why = server.run(&["why", "payments", &duplicate]).ok();
     assert!(why.contains("It was delivered ") && why.contains("its lease of 1.0 s ran out"), "{why}");
+    let still_at_work = why.contains("was still at work");
+    assert_eq!(why.contains("`hapax queue set payments --lease`"), still_at_work, "{why}");
     let life = server.run(&["message", "show", "payments", &duplicate]).ok();
     assert!(life.contains("delivery 1, attempt 1 to consumer-") && life.contains("lease ran out"), "{life}");
 

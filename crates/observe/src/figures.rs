@@ -190,7 +190,7 @@ impl QueueFigures {
         let lease_ms = self.figures.lease_ms.unwrap_or_default();
         let age_ms = self.first_ms.map_or(0, |first_ms| now_ms.saturating_sub(first_ms));
         let mut seen = ObservedQueue {
-            window_ms: WINDOW_MS.min(age_ms.max(1_000)),
+            window_ms: WINDOW_MS.min(age_ms.max(1_000)) / 1_000 * 1_000,
             held_p50_ms: self.held.quantile(50),
             held_p99_ms: self.held.quantile(99),
             held_count: self.held.count.into(),

@@ -120,7 +120,7 @@ fn tell(
     let mut because = Vec::new();
     record::complete(&mut life);
     let moments: Vec<Moment> = life.moments.into_iter().collect();
-    repeats(&moments, &mut because);
+    repeats(&info.name, &moments, &mut because);
     claims(&moments, &mut because);
     state_now(info, view, entry, &moments, &mut because);
     if because.is_empty() {
@@ -155,7 +155,7 @@ fn named(consumer: Option<&String>) -> String {
 }
 
 /// Why it was delivered more than once.
-fn repeats(moments: &[Moment], because: &mut Vec<String>) {
+fn repeats(queue: &QueueName, moments: &[Moment], because: &mut Vec<String>) {
     let number = |moment: &Moment| match moment.event {
         Event::Delivered { delivery, .. } => Some(delivery),
         _ => None,
@@ -195,7 +195,7 @@ fn repeats(moments: &[Moment], because: &mut Vec<String>) {
                 because.push(match late(*delivery) {
                     Some(held_ms) => format!(
                         "{consumer} was still at work: it settled after {}, too late, and was refused. The work takes longer than \
-                         the lease: set a lease well above {} (`hapax queue set QUEUE --lease`), use `auto`, or extend it by \
+                         the lease: set a lease well above {} (`hapax queue set {queue} --lease`), use `auto`, or extend it by \
                          heartbeats.",
                         span(held_ms),
                         span(held_ms)

@@ -414,7 +414,7 @@ fn print_tables(report: &DoctorReport) -> anyhow::Result<()> {
         let Finding { code, message, remedy, .. } = &item.finding;
         let (word, color) =
             if item.finding.is_refusal() { ("refusal", Color::Red) } else { ("warning", Color::Yellow) };
-        let text = format!("{code}: {}\n{remedy}\n{}", escape(message), item.page);
+        let text = format!("{code}: {}\n-> {remedy}\n{}", escape(message), item.page);
         vec![Cell::new(word).fg(color), Cell::new(text)]
     };
     let mut rows = vec![vec![bold("store"), Cell::new("")]];

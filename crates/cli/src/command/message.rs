@@ -10,7 +10,7 @@ use hapax_observe::{Story, story};
 
 use crate::output::Output;
 use crate::remote::Remote;
-use crate::text::{escape, show_ms, show_time, word};
+use crate::text::{escape, show_ms, show_time_ms, word};
 
 /// Shows messages.
 #[derive(Debug, Args)]
@@ -151,14 +151,14 @@ fn print(story: &Story, out: Output) -> anyhow::Result<()> {
     fact("state", Some(story.state.as_ref().map_or_else(|| "not in the queue".to_owned(), word)));
     fact("its key is", story.entry.as_ref().map(word));
     if let Some(sent_ms) = story.sent_ms {
-        rows.push(vec![show_time(sent_ms), "sent".to_owned(), String::new()]);
+        rows.push(vec![show_time_ms(sent_ms), "sent".to_owned(), String::new()]);
     }
     for (at, moment) in story.moments.iter().enumerate() {
         if at == 1 && story.left_out > 0 {
             rows.push(vec![String::new(), "…".to_owned(), format!("{} events are left out", story.left_out)]);
         }
         let (event, details) = line(moment);
-        rows.push(vec![show_time(moment.at_ms), event, escape(&details)]);
+        rows.push(vec![show_time_ms(moment.at_ms), event, escape(&details)]);
     }
     out.rows(&["time", "event", ""], rows)
 }

@@ -7,7 +7,7 @@ use hapax_observe::Located;
 
 use super::data::{QueueRow, Snapshot};
 use super::{Page, Screen};
-use crate::text::{escape, show_bytes, show_ms, show_time, word};
+use crate::text::{escape, messages, show_bytes, show_ms, show_time, word};
 
 const HELP: &str = "up/down choose   Enter queue   a advice   o overview   q quit";
 
@@ -39,7 +39,7 @@ pub(super) fn lines(screen: &Screen, width: usize, height: usize) -> Vec<String>
     let mut lines = head(screen);
     lines.push(Line::from(String::new()));
     lines.extend(match screen.page {
-        Page::Overview => overview(screen, height.saturating_sub(lines.len() + 3)),
+        Page::Overview => overview(screen, width, height.saturating_sub(lines.len() + 3)),
         Page::Queue => queue(screen),
         Page::Advice => advice(screen),
     });
@@ -73,13 +73,13 @@ fn wrapped(line: &Line, width: usize) -> Vec<Line> {
 
 fn head(screen: &Screen) -> Vec<Line> {
     let now = &screen.now;
-    let messages: u64 = now.queues.iter().map(|queue| queue.stats.ready + queue.stats.in_flight).sum();
-    let mut lines = vec![Line::bold(format!(
-        "Hapax {}  {}  {} queues  {messages} messages",
-        escape(&now.place),
-        show_time(now.at_ms),
-        now.queues.len() + now.more,
-    ))];
+    let waiting: u64 = now.queues.iter().map(|queue| queue.stats.ready + queue.stats.in_flight).sum();
+    let queues = match now.queues.len() + now.more {
+        1 => "1 queue".to_owned(),
+        many => format!("{many} queues"),
+    };
+    let (place, time) = (escape(&now.place), show_time(now.at_ms));
+    let mut lines = vec![Line::bold(format!("Hapax {place}  {time}  {queues}  {}", messages(waiting)))];
     if let Some(ledger) = &now.ledger {
         let asked = ledger.granted + ledger.replayed;
         let hits = if asked == 0 { "-".to_owned() } else { percent(ledger.replayed, asked) };
@@ -112,26 +112,40 @@ fn rate(screen: &Screen, name: &str, counter: fn(&QueueRow) -> u64) -> String {
     per_second.to_string()
 }
 
-/// At most `rows` queues, the selected one among them.
-fn overview(screen: &Screen, rows: usize) -> Vec<Line> {
-    let row = |cells: [&str; 10]| {
-        let [queue, tier, rest @ ..] = cells;
-        let mut text = format!("{:<24} {:<16}", cut(queue, 24), tier);
-        for cell in rest {
-            let _ = write!(text, " {cell:>8}");
+/// The columns of the overview. Those that a terminal of 80 characters has no room for are left out in a narrow one: the page of a
+/// queue has them.
+const COLUMNS: [&str; 10] =
+    ["queue", "tier", "ready", "flight", "parked", "sent/s", "acked/s", "repeated", "P99", "lease"];
+const WIDE: [&str; 3] = ["tier", "flight", "parked"];
+/// Characters of a row with all columns.
+const WIDTH_OF_ALL: usize = 24 + 17 + 8 * 9;
+
+/// A row of the overview, in one line.
+fn row(cells: [&str; 10], width: usize) -> String {
+    let mut text = String::new();
+    for (name, cell) in COLUMNS.into_iter().zip(cells) {
+        if width < WIDTH_OF_ALL && WIDE.contains(&name) {
+            continue;
         }
-        text
-    };
-    let names =
-        ["queue", "tier", "ready", "flight", "parked", "sent/s", "acked/s", "repeated", "P99", "lease"];
-    let mut lines = vec![Line::bold(row(names))];
+        let _ = match name {
+            "queue" => write!(text, "{:<24}", cut(cell, 24)),
+            "tier" => write!(text, " {cell:<16}"),
+            _ => write!(text, " {cell:>8}"),
+        };
+    }
+    cut(&text, width)
+}
+
+/// At most `rows` queues, the selected one among them.
+fn overview(screen: &Screen, width: usize, rows: usize) -> Vec<Line> {
+    let mut lines = vec![Line::bold(row(COLUMNS, width))];
     let first = screen.selected.saturating_sub(rows.saturating_sub(1));
     for (at, queue) in screen.now.queues.iter().enumerate().skip(first).take(rows.max(1)) {
         let seen = &queue.seen;
         let name = if queue.paused { format!("{} (paused)", queue.name) } else { queue.name.clone() };
         let repeated =
             if seen.delivered == 0 { "-".to_owned() } else { percent(seen.expired, seen.delivered) };
-        let text = row([
+        let cells = [
             &escape(&name),
             &word(&queue.tier),
             &queue.stats.ready.to_string(),
@@ -142,7 +156,8 @@ fn overview(screen: &Screen, rows: usize) -> Vec<Line> {
             &repeated,
             &seen.held_p99_ms.map_or_else(|| "-".to_owned(), show_ms),
             &show_ms(queue.lease_ms),
-        ]);
+        ];
+        let text = row(cells.map(String::as_str), width);
         let advised = screen.now.advice.findings.iter().any(|located| is_about(located, queue));
         let mut line = if advised { Line::colored(text, Color::Yellow) } else { Line::from(text) };
         if at == screen.selected {
@@ -310,6 +325,18 @@ mod tests {
             assert!(row.contains(word), "{word}: {text}");
         }
         assert!(text.contains("hits 10.0% (1 of 10)") && text.contains("1 finding: press a"), "{text}");
+    }
+
+    #[test]
+    fn a_row_of_a_narrow_overview_stays_in_one_line() {
+        for width in [60, 80, 112, 113] {
+            let text = drawn(Page::Overview, width);
+            let about: Vec<_> = text.lines().skip_while(|line| !line.contains("queue   ")).take(4).collect();
+            assert!(about[1].contains("emails") && about[2].contains("payments"), "{width}: {text}");
+            assert_eq!(about[2].contains("effectively-once"), width == 113, "{width}: {text}");
+            // P99 and lease are what the page is for.
+            assert_eq!(about[2].contains("41s") && about[2].contains("30s"), width >= 80, "{width}: {text}");
+        }
     }
 
     #[test]
