@@ -11,8 +11,8 @@ use hapax_faults::{KafkaServer, Process, RedisTls};
 use hapax_kafka::consumer::{Consumer, ConsumerConfig, Event, StartAt};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
 use hapax_kafka::wire::{Cluster, Connect};
-use kafka_protocol::messages::CreateTopicsRequest;
 use kafka_protocol::messages::create_topics_request::CreatableTopic;
+use kafka_protocol::messages::{CreateTopicsRequest, DeleteTopicsRequest};
 use kafka_protocol::protocol::StrBytes;
 use libtest_mimic::{Arguments, Trial};
 use rustix::process::Signal;
@@ -41,6 +41,7 @@ fn main() {
         let scene = Scene { broker, tls, folder, runtime };
         scene.refusals_are_explained();
         scene.a_killed_run_gives_each_output_once();
+        scene.a_topic_that_is_created_again_is_read_from_its_start();
         scene.rejected_records_go_to_the_dead_letters();
         scene.a_woken_zombie_ends_with_both_identities();
         scene.encrypted_and_authenticated();
@@ -100,12 +101,16 @@ impl Scene {
     /// Creates the topics of a case, and fills the input with numbers.
     fn fill(&self, name: &str, partitions: i32, count: usize) {
         self.topics(&[name.to_owned(), format!("{name}-out")], partitions);
+        self.send(name, 0..count);
+    }
+
+    fn send(&self, name: &str, numbers: std::ops::Range<usize>) {
         self.runtime.block_on(async {
             let connect = Connect::plain([self.broker.address().to_string()]);
             let mut producer =
                 Producer::connect(ProducerConfig::new(connect, &format!("fill-{name}"))).await.unwrap();
             producer.begin().unwrap();
-            for number in 0..count {
+            for number in numbers {
                 producer
                     .send(NewRecord::new(name, format!("key {number}"), number.to_string()))
                     .await
@@ -232,6 +237,29 @@ impl Scene {
         let (status, lines, log) = running.finish();
         assert!(status.success(), "{log}");
         assert!(lines.last().is_some_and(|line| line.contains(" records in ")), "{lines:?}");
+    }
+
+    /// It has as many records as before, so nothing comes behind the position that the consumer has: only the topic's id tells.
+    fn a_topic_that_is_created_again_is_read_from_its_start(&self) {
+        let name = "recreated";
+        self.fill(name, 1, 4);
+        let config = self.config(name, "command = [\"cat\"]\n[batch]\ntime_max_ms = 100\n");
+        let running = self.start(&config, &["--quiet"]);
+        let output = format!("{name}-out");
+        assert_eq!(self.read(&output, 4, &running), ["0", "1", "2", "3"], "{}", running.log());
+        let cluster = Cluster::new(Connect::plain([self.broker.address().to_string()]));
+        let delete = DeleteTopicsRequest::default()
+            .with_topic_names(vec![StrBytes::from_static_str(name).into()])
+            .with_timeout_ms(60_000);
+        let (deleted, _) = self.runtime.block_on(cluster.call_any(&delete, 5)).unwrap();
+        assert!(deleted.responses.iter().all(|topic| topic.error_code == 0), "{deleted:?}");
+        self.topics(&[name.to_owned()], 1);
+        self.send(name, 4..8);
+        let expected: Vec<String> = (0..8).map(|number| number.to_string()).collect();
+        assert_eq!(self.read(&output, 8, &running), expected, "{}", running.log());
+        running.signal(Signal::TERM);
+        let (status, _, log) = running.finish();
+        assert!(status.success(), "{log}");
     }
 
     fn rejected_records_go_to_the_dead_letters(&self) {

@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use poller::{Context, Fetched, Native, Shared};
 
-pub use crate::partition::{GroupMetadata, TopicPartition};
+pub use crate::partition::{GroupMetadata, TopicId, TopicPartition};
 use crate::refusal::{self, Refusal};
 
 /// A record of a topic.
@@ -75,6 +75,9 @@ pub enum StartAt {
     Offset(i64),
     /// At the group's committed offset; without one, as [`ConsumerConfig::new_group`] says.
     Committed,
+    /// The same for the topic with this id: an offset that was committed for an earlier topic with the same name is not used, and
+    /// the partition is read from its start.
+    CommittedOf(TopicId),
     /// As [`ConsumerConfig::new_group`] says.
     NewGroup,
 }

@@ -13,6 +13,7 @@
 //! | partitions were taken before the commit began | aborts |
 //! | partitions are lost | aborts if the batch holds records of them |
 //! | a commit stays unanswered | asks the coordinator to settle it, and continues at the committed offsets |
+//! | an input topic was deleted and created again | aborts, and ends with both ids; the next start reads the new topic from its start |
 //! | another instance took the transactional id | ends with both identities |
 //! | the end is requested | commits the batch, and ends |
 
@@ -23,12 +24,12 @@ mod run;
 
 use std::time::Duration;
 
-pub use client::{Client, KafkaClient};
+pub use client::{Client, KafkaClient, TopicIds};
 pub use counts::{ProcessorCells, ProcessorCounts};
 pub use run::Processor;
 
 use crate::consumer::{ConsumerError, Record};
-use crate::partition::TopicPartition;
+use crate::partition::{TopicId, TopicPartition};
 use crate::producer::{NewRecord, ProducerError};
 
 /// What is done with a record.
@@ -134,6 +135,19 @@ pub enum ProcessorError {
         attempts: u32,
         /// The last failure.
         reason: String,
+    },
+    /// A topic was deleted and created again while it was read. Nothing of the batch under way is committed; a new start reads
+    /// the new topic from its first record.
+    #[error(
+        "topic {topic} was created again: its id was {before} and is now {now}; start again to read the new one from its start"
+    )]
+    TopicRecreated {
+        /// The topic.
+        topic: String,
+        /// Its id before.
+        before: TopicId,
+        /// Its id now.
+        now: TopicId,
     },
     /// The handler cannot handle any record.
     #[error("the handler cannot continue: {0}")]

@@ -36,7 +36,7 @@ pub use kafka_protocol::error::ResponseError;
 pub use record::{NewRecord, partition_of};
 
 use crate::machine::{Identity, Machine, State};
-use crate::partition::{GroupMetadata, TopicPartition};
+use crate::partition::{GroupMetadata, TopicId, TopicPartition};
 use crate::refusal::{self, Refusal};
 use crate::wire::{Cluster, Connect, text};
 
@@ -71,6 +71,21 @@ impl ProducerConfig {
     }
 }
 
+/// Where a group continues in a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NextOffset {
+    /// The offset of the next record.
+    pub offset: i64,
+    /// The topic that it belongs to; it is committed with the offset, and tells it from one of another topic with the same name.
+    pub topic_id: Option<TopicId>,
+}
+
+impl From<i64> for NextOffset {
+    fn from(offset: i64) -> Self {
+        Self { offset, topic_id: None }
+    }
+}
+
 /// A transactional producer of one task; it runs one transaction at a time.
 #[derive(Debug)]
 pub struct Producer {
@@ -83,7 +98,9 @@ pub struct Producer {
     /// Batches that are not answered yet: the bytes do not change from attempt to attempt.
     unanswered: BTreeMap<TopicPartition, Bytes>,
     /// The group's next offsets, sent with the commit.
-    offsets: Option<(GroupMetadata, BTreeMap<TopicPartition, i64>)>,
+    offsets: Option<(GroupMetadata, BTreeMap<TopicPartition, NextOffset>)>,
+    /// All batches and the offsets of this transaction are written.
+    prepared: bool,
     /// An EndTxn(commit) of this transaction may have reached the coordinator without an answer.
     uncertain: bool,
     /// The coordinator may know this transaction: a request of it was not refused because of the identity.
@@ -120,6 +137,7 @@ impl Producer {
             waiting_bytes: 0,
             unanswered: BTreeMap::new(),
             offsets: None,
+            prepared: false,
             uncertain: false,
             known: false,
             next_partition: 0,
@@ -134,6 +152,11 @@ impl Producer {
     /// The present state.
     pub fn state(&self) -> State {
         self.machine.state()
+    }
+
+    /// How long a record, offsets, an abort or an initialisation is tried.
+    pub fn delivery_timeout(&self) -> Duration {
+        self.config.delivery_timeout
     }
 
     /// The cluster, for requests beside the transaction.
@@ -165,11 +188,11 @@ impl Producer {
     pub fn offsets(
         &mut self,
         group: GroupMetadata,
-        next: impl IntoIterator<Item = (TopicPartition, i64)>,
+        next: impl IntoIterator<Item = (TopicPartition, impl Into<NextOffset>)>,
     ) -> Result<(), ProducerError> {
         self.require_open("offsets")?;
         let mut offsets = self.offsets.take().map(|(_, offsets)| offsets).unwrap_or_default();
-        offsets.extend(next);
+        offsets.extend(next.into_iter().map(|(at, next)| (at, next.into())));
         self.offsets = Some((group, offsets)).filter(|(_, offsets)| !offsets.is_empty());
         Ok(())
     }
@@ -196,6 +219,7 @@ impl Producer {
         self.waiting_bytes = 0;
         self.unanswered.clear();
         self.offsets = None;
+        self.prepared = false;
         self.uncertain = false;
         self.known = false;
     }

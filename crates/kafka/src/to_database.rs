@@ -18,12 +18,10 @@ use hapax_core::{Fingerprint, IdempotencyKey, InboxEntry, InboxError, Scope};
 use batch::{AsyncDatabase, BlockingDatabase, Database};
 pub use batch::{HandlerError, HandlerFuture};
 
-use kafka_protocol::error::ParseResponseErrorCode as _;
-use kafka_protocol::messages::MetadataRequest;
-use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
+use kafka_protocol::error::ResponseError;
 
 use crate::consumer::{ConsumerConfig, ConsumerError, Record};
-use crate::wire::{Cluster, Connect, text};
+use crate::wire::{Cluster, Connect};
 
 /// The header with a record's idempotency key. Without it the key is the record's place: topic id, partition and offset.
 pub const KEY_HEADER: &str = "hapax-idempotency-key";
@@ -206,16 +204,13 @@ fn entry(record: &Record, partition: &LogPartition) -> Result<InboxEntry, String
 
 /// The id that a broker knows a topic by.
 async fn topic_id(cluster: &Cluster, topic: &str) -> Result<String, String> {
-    let asked = MetadataRequestTopic::default().with_name(Some(text(topic).into()));
-    let request =
-        MetadataRequest::default().with_topics(Some(vec![asked])).with_allow_auto_topic_creation(false);
-    let (answer, _) = cluster.call_any(&request, 12).await.map_err(|error| error.to_string())?;
-    let found = answer.topics.first().ok_or("the broker does not know it")?;
-    if let Some(error) = found.error_code.err() {
-        return Err(error.to_string());
+    let ids = cluster.topic_ids([topic]).await.map_err(|error| error.to_string())?;
+    match ids.get(topic) {
+        Some(Ok(id)) => Ok(id.0.to_string()),
+        Some(Err(ResponseError::UnsupportedVersion)) => {
+            Err("the broker gives topics no id: Kafka 2.8 or later is needed".into())
+        }
+        Some(Err(error)) => Err(error.to_string()),
+        None => Err("the broker does not know it".into()),
     }
-    if found.topic_id.is_nil() {
-        return Err("the broker gives topics no id: Kafka 2.8 or later is needed".into());
-    }
-    Ok(found.topic_id.to_string())
 }

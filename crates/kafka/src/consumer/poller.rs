@@ -16,8 +16,10 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use rdkafka::types::RDKafkaRespErr;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Assignment, ConsumerConfig, ConsumerError, Event, NewGroup, Record, Revocation, StartAt};
-use super::{StartAt::Committed, TopicPartition};
+use super::{
+    Assignment, ConsumerConfig, ConsumerError, Event, NewGroup, Record, Revocation, StartAt, TopicId,
+    TopicPartition,
+};
 
 /// librdkafka's consumer.
 pub(super) type Native = BaseConsumer<Context>;
@@ -26,6 +28,9 @@ pub(super) type Native = BaseConsumer<Context>;
 const POLL: Duration = Duration::from_millis(50);
 /// Time for one question to the broker.
 const QUESTION: Duration = Duration::from_secs(10);
+/// How long the broker is given to remove the committed offset of a topic that was deleted: if that came later than the first commit
+/// in the new topic, it would remove that one. An offset that stays for longer reached the broker after the topic was created again.
+const REMOVAL: Duration = Duration::from_secs(10);
 
 /// A record, and the assignment or seek since which it is read.
 pub(super) struct Fetched {
@@ -183,12 +188,19 @@ impl Context {
         let committed = self.committed(consumer, &partitions, &starts)?;
         for (at, start) in partitions.iter().zip(starts) {
             let offset = match (start, committed.get(at)) {
-                (StartAt::Offset(offset), _) | (Committed, Some(&offset)) => Offset::Offset(offset),
-                (StartAt::NewGroup | Committed, _) => match shared.config.new_group {
-                    NewGroup::Earliest => Offset::Beginning,
-                    NewGroup::Latest => Offset::End,
-                    NewGroup::Refuse => return Err(ConsumerError::NoOffset(at.clone())),
-                },
+                (StartAt::Offset(offset), _) => Offset::Offset(offset),
+                (StartAt::CommittedOf(id), Some(found)) if found.is_of_another(id) => {
+                    tracing::warn!("{at} is read from its start: the topic was created again as {id}");
+                    Offset::Beginning
+                }
+                (StartAt::Committed | StartAt::CommittedOf(_), Some(found)) => Offset::Offset(found.offset),
+                (StartAt::NewGroup | StartAt::Committed | StartAt::CommittedOf(_), _) => {
+                    match shared.config.new_group {
+                        NewGroup::Earliest => Offset::Beginning,
+                        NewGroup::Latest => Offset::End,
+                        NewGroup::Refuse => return Err(ConsumerError::NoOffset(at.clone())),
+                    }
+                }
             };
             let added = list.add_partition_offset(&at.topic, at.partition, offset);
             added.map_err(|error| ConsumerError::Fatal(format!("{at}: {error}")))?;
@@ -203,9 +215,15 @@ impl Context {
         consumer: &Native,
         partitions: &[TopicPartition],
         starts: &[StartAt],
-    ) -> Result<HashMap<TopicPartition, i64>, ConsumerError> {
+    ) -> Result<HashMap<TopicPartition, CommittedOffset>, ConsumerError> {
         let mut asked = TopicPartitionList::new();
-        for (at, _) in partitions.iter().zip(starts).filter(|(_, start)| **start == Committed) {
+        let mut ids = Vec::new();
+        for (at, start) in partitions.iter().zip(starts) {
+            match start {
+                StartAt::Committed => {}
+                StartAt::CommittedOf(id) => ids.push((at, *id)),
+                StartAt::Offset(_) | StartAt::NewGroup => continue,
+            }
             asked.add_partition(&at.topic, at.partition);
         }
         if asked.count() == 0 {
@@ -215,7 +233,13 @@ impl Context {
         loop {
             let answer =
                 consumer.committed_offsets(asked.clone(), QUESTION).and_then(|answer| offsets(&answer));
+            let is_of_another = |offsets: &HashMap<TopicPartition, CommittedOffset>| {
+                ids.iter().any(|(at, id)| offsets.get(at).is_some_and(|found| found.is_of_another(*id)))
+            };
             match answer {
+                Ok(offsets) if is_of_another(&offsets) && waited < REMOVAL && !self.0.is_stopped() => {
+                    std::thread::sleep(POLL);
+                }
                 Ok(offsets) => return Ok(offsets),
                 Err(error) if waited >= self.0.config.assign_wait || self.0.is_stopped() => {
                     let problem = format!("the committed offsets could not be read: {error}");
@@ -248,13 +272,27 @@ impl Context {
     }
 }
 
+/// A committed offset.
+struct CommittedOffset {
+    offset: i64,
+    /// The topic that it was committed for, if that is known.
+    topic_id: Option<TopicId>,
+}
+
+impl CommittedOffset {
+    fn is_of_another(&self, topic_id: TopicId) -> bool {
+        self.topic_id.is_some_and(|id| id != topic_id)
+    }
+}
+
 /// The offsets that were committed, if there was no error in any partition.
-fn offsets(answer: &TopicPartitionList) -> Result<HashMap<TopicPartition, i64>, KafkaError> {
+fn offsets(answer: &TopicPartitionList) -> Result<HashMap<TopicPartition, CommittedOffset>, KafkaError> {
     let mut offsets = HashMap::new();
     for part in answer.elements() {
         part.error()?;
         if let Offset::Offset(offset) = part.offset() {
-            offsets.insert(TopicPartition::new(part.topic(), part.partition()), offset);
+            let found = CommittedOffset { offset, topic_id: TopicId::noted(part.metadata()) };
+            offsets.insert(TopicPartition::new(part.topic(), part.partition()), found);
         }
     }
     Ok(offsets)

@@ -1,12 +1,22 @@
 //! What a processor needs of a Kafka client: the seam where another client can stand.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kafka_protocol::error::ResponseError;
+use tokio::time::Instant;
 
 use super::{ProcessorConfig, ProcessorError};
 use crate::consumer::{Consumer, ConsumerConfig, Event, Revocation};
 use crate::machine::State;
-use crate::partition::{GroupMetadata, TopicPartition};
-use crate::producer::{NewRecord, Producer, ProducerConfig, ProducerError};
+use crate::partition::{GroupMetadata, TopicId, TopicPartition};
+use crate::producer::{Cause, NewRecord, NextOffset, Producer, ProducerConfig, ProducerError};
+use crate::wire::{Backoff, Cluster};
+
+/// The ids of topics by name, or why a broker does not tell one.
+pub type TopicIds = BTreeMap<String, Result<TopicId, ResponseError>>;
+
+pub(super) const TOPIC_IDS: &str = "reading the ids of topics";
 
 /// A member of a group with a transactional producer.
 pub trait Client: Send {
@@ -25,16 +35,22 @@ pub trait Client: Send {
     fn begin(&mut self) -> Result<(), ProducerError>;
     /// Adds a record to the transaction.
     fn send(&mut self, record: NewRecord) -> impl Future<Output = Result<(), ProducerError>> + Send;
-    /// Commits the transaction with the group's next offsets. Safe to cancel; then either `commit_again` or `abort` follows.
-    fn commit(
+    /// The ids of topics at this moment.
+    fn topic_ids(
+        &self,
+        topics: &BTreeSet<Arc<str>>,
+    ) -> impl Future<Output = Result<TopicIds, ProducerError>> + Send;
+    /// Writes the records of the transaction and the group's next offsets, and asks meanwhile whether the topics still are those
+    /// that the offsets belong to. Safe to cancel; then `abort` follows.
+    fn prepare(
         &mut self,
         group: GroupMetadata,
-        next: Vec<(TopicPartition, i64)>,
-    ) -> impl Future<Output = Result<(), ProducerError>> + Send;
+        next: Vec<(TopicPartition, NextOffset)>,
+    ) -> impl Future<Output = Result<(), ProcessorError>> + Send;
     /// Whether the request to commit may have been sent: the transaction must not be aborted any more.
     fn is_commit_sent(&self) -> bool;
-    /// Continues a commit that was cancelled.
-    fn commit_again(&mut self) -> impl Future<Output = Result<(), ProducerError>> + Send;
+    /// Commits the transaction that was prepared. Safe to cancel; if the request may have been sent, it is called again.
+    fn commit(&mut self) -> impl Future<Output = Result<(), ProducerError>> + Send;
     /// Aborts the transaction.
     fn abort(&mut self) -> impl Future<Output = Result<(), ProducerError>> + Send;
     /// After a commit of unknown outcome: settles it, and returns the committed offsets of the partitions that have one.
@@ -109,20 +125,29 @@ impl Client for KafkaClient {
         self.producer.send(record).await
     }
 
-    async fn commit(
+    async fn topic_ids(&self, topics: &BTreeSet<Arc<str>>) -> Result<TopicIds, ProducerError> {
+        let asked = self.producer.cluster().topic_ids(topics.iter().map(|topic| &**topic));
+        asked.await.map_err(|error| ProducerError::Unavailable { what: TOPIC_IDS, cause: error.into() })
+    }
+
+    async fn prepare(
         &mut self,
         group: GroupMetadata,
-        next: Vec<(TopicPartition, i64)>,
-    ) -> Result<(), ProducerError> {
-        self.producer.offsets(group, next)?;
-        self.producer.commit().await
+        next: Vec<(TopicPartition, NextOffset)>,
+    ) -> Result<(), ProcessorError> {
+        let cluster = self.producer.cluster().clone();
+        let deadline = Instant::now() + self.producer.delivery_timeout();
+        self.producer.offsets(group, next.iter().cloned())?;
+        let prepared = async { Ok(self.producer.prepare().await?) };
+        tokio::try_join!(prepared, same_topics(&cluster, &next, deadline))?;
+        Ok(())
     }
 
     fn is_commit_sent(&self) -> bool {
         matches!(self.producer.state(), State::Committing | State::Unknown)
     }
 
-    async fn commit_again(&mut self) -> Result<(), ProducerError> {
+    async fn commit(&mut self) -> Result<(), ProducerError> {
         self.producer.commit().await
     }
 
@@ -142,4 +167,47 @@ impl Client for KafkaClient {
     async fn close(&mut self) {
         self.consumer.close().await;
     }
+}
+
+/// Whether the topics are those that the offsets belong to. Their records were read before this is asked, and ids are never used
+/// again: if the answer is the same id, the records are of that topic.
+async fn same_topics(
+    cluster: &Cluster,
+    next: &[(TopicPartition, NextOffset)],
+    deadline: Instant,
+) -> Result<(), ProcessorError> {
+    let topics: BTreeSet<&str> = next.iter().map(|(at, _)| &*at.topic).collect();
+    let mut backoff = Backoff::new();
+    loop {
+        let cause = match cluster.topic_ids(topics.iter().copied()).await {
+            Ok(ids) => {
+                require_same(next.iter().filter_map(|(at, next)| Some((at, next.topic_id?))), &ids)?;
+                match ids.into_values().find_map(Result::err) {
+                    None => return Ok(()),
+                    Some(error) => Cause::Broker(error),
+                }
+            }
+            Err(error) => Cause::Wire(error),
+        };
+        if Instant::now() >= deadline {
+            return Err(ProducerError::Abort { what: TOPIC_IDS, cause }.into());
+        }
+        backoff.wait().await;
+    }
+}
+
+/// An error if a topic has another id by now. One that is not known at this moment has none.
+pub(super) fn require_same<'p>(
+    partitions: impl IntoIterator<Item = (&'p TopicPartition, TopicId)>,
+    ids: &TopicIds,
+) -> Result<(), ProcessorError> {
+    for (at, before) in partitions {
+        if let Some(Ok(now)) = ids.get(&*at.topic)
+            && *now != before
+        {
+            let topic = at.topic.to_string();
+            return Err(ProcessorError::TopicRecreated { topic, before, now: *now });
+        }
+    }
+    Ok(())
 }

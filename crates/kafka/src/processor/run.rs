@@ -1,16 +1,17 @@
 //! The loop of a processor.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::batch::Batch;
+use super::client::{TOPIC_IDS, require_same};
 use super::{Client, Failure, Handler, ProcessorCells, ProcessorConfig, ProcessorError, Totals};
-use crate::consumer::{Event, Record, Revocation, StartAt};
-use crate::partition::TopicPartition;
-use crate::producer::{ErrorKind, NewRecord, ProducerError};
+use crate::consumer::{Assignment, ConsumerError, Event, Record, Revocation, StartAt};
+use crate::partition::{TopicId, TopicPartition};
+use crate::producer::{Cause, ErrorKind, NewRecord, NextOffset, ProducerError};
 use crate::wire::Backoff;
 
 /// A processor over a [`Client`].
@@ -19,6 +20,10 @@ pub struct Processor<C, H> {
     config: ProcessorConfig,
     client: C,
     handler: H,
+    /// The topics of the assigned partitions, since before the first record was read.
+    topics: BTreeMap<TopicPartition, TopicId>,
+    /// When the topics were last compared with those of the brokers.
+    compared: Instant,
     batch: Batch,
     /// When the batch has to be committed.
     due: Option<Instant>,
@@ -31,6 +36,12 @@ pub struct Processor<C, H> {
 
 /// Time for the abort of what a failed run has left open, so that readers do not wait for its timeout.
 const LAST_ABORT_MAX: Duration = Duration::from_secs(5);
+
+/// Time to learn which topics new partitions belong to.
+const ASSIGN_MAX: Duration = Duration::from_secs(30);
+/// How often the topics are compared with those of the brokers while no record comes: in a topic that was created again, the
+/// records may be in front of the offset that is waited at.
+const COMPARE_EVERY: Duration = Duration::from_secs(5);
 
 /// How often a record failed, and the last reason.
 #[derive(Debug, Clone, Default)]
@@ -48,6 +59,8 @@ impl<C: Client, H: Handler> Processor<C, H> {
             config,
             client,
             handler,
+            topics: BTreeMap::new(),
+            compared: Instant::now(),
             batch: Batch::default(),
             due: None,
             failing: HashMap::new(),
@@ -88,6 +101,7 @@ impl<C: Client, H: Handler> Processor<C, H> {
                 biased;
                 () = &mut end => return self.commit(None).await,
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.commit(None).await?,
+                () = sleep_until(self.compared + COMPARE_EVERY), if due.is_none() => self.compare_topics().await?,
                 event = self.client.next() => self.take(event).await?,
             }
         }
@@ -96,27 +110,81 @@ impl<C: Client, H: Handler> Processor<C, H> {
     async fn take(&mut self, event: Event) -> Result<(), ProcessorError> {
         match event {
             Event::Record(record) => self.record(record).await?,
-            Event::Assigned(assignment) => {
-                let positions = vec![StartAt::Committed; assignment.partitions.len()];
-                assignment.start(positions);
-            }
+            Event::Assigned(assignment) => self.assigned(assignment).await?,
             Event::Revoked(revocation) => {
                 let partitions = revocation.partitions.clone();
                 if self.batch.holds_any(&partitions) {
                     self.commit(Some(revocation)).await?;
                 }
-                self.failing.retain(|(at, _), _| !partitions.contains(at));
+                self.forget(&partitions);
             }
             Event::Lost(partitions) => {
-                self.failing.retain(|(at, _), _| !partitions.contains(at));
                 if self.batch.holds_any(&partitions) {
                     self.abort(&partitions).await?;
                 }
+                self.forget(&partitions);
             }
             Event::Problem(problem) => tracing::warn!(problem, "the consumer retries"),
-            Event::Ended(error) => return Err(error.into()),
+            Event::Ended(error) => {
+                if matches!(error, ConsumerError::OffsetGone(_)) {
+                    self.compare_topics().await?;
+                }
+                return Err(error.into());
+            }
         }
         Ok(())
+    }
+
+    /// Begins at the committed offsets of the topics that are there now. Until the broker has said which ones these are, nothing is
+    /// read.
+    async fn assigned(&mut self, assignment: Assignment) -> Result<(), ProcessorError> {
+        let topics: BTreeSet<_> = assignment.partitions.iter().map(|at| at.topic.clone()).collect();
+        let (start, mut backoff) = (Instant::now(), Backoff::new());
+        let ids = loop {
+            let error = match self.client.topic_ids(&topics).await {
+                Ok(ids) => match ids.values().find_map(|id| id.err()) {
+                    None => break ids,
+                    Some(error) => {
+                        ProducerError::Unavailable { what: TOPIC_IDS, cause: Cause::Broker(error) }
+                    }
+                },
+                Err(error) => error,
+            };
+            if start.elapsed() >= ASSIGN_MAX {
+                return Err(error.into());
+            }
+            backoff.wait().await;
+        };
+        let mut starts = Vec::new();
+        for at in &assignment.partitions {
+            let Some(Ok(id)) = ids.get(&*at.topic) else { unreachable!("each topic has an id, or an error") };
+            self.topics.insert(at.clone(), *id);
+            starts.push(StartAt::CommittedOf(*id));
+        }
+        assignment.start(starts);
+        Ok(())
+    }
+
+    /// Partitions that are another member's.
+    fn forget(&mut self, partitions: &[TopicPartition]) {
+        self.failing.retain(|(at, _), _| !partitions.contains(at));
+        self.topics.retain(|at, _| !partitions.contains(at));
+    }
+
+    /// Ends with an error if a topic was created again. What is not answered is asked again later.
+    async fn compare_topics(&mut self) -> Result<(), ProcessorError> {
+        self.compared = Instant::now();
+        let topics: BTreeSet<_> = self.topics.keys().map(|at| at.topic.clone()).collect();
+        if topics.is_empty() {
+            return Ok(());
+        }
+        match self.client.topic_ids(&topics).await {
+            Ok(ids) => require_same(self.topics.iter().map(|(at, id)| (at, *id)), &ids),
+            Err(error) => {
+                tracing::debug!(%error, "the topics were not compared");
+                Ok(())
+            }
+        }
     }
 
     async fn record(&mut self, record: Record) -> Result<(), ProcessorError> {
@@ -220,8 +288,11 @@ impl<C: Client, H: Handler> Processor<C, H> {
             return self.abort(&revoked).await;
         };
         let name = group.group.clone();
-        let next: Vec<_> = self.batch.next().collect();
-        let commit = self.client.commit(group, next);
+        let next = self.next_offsets();
+        let commit = async {
+            self.client.prepare(group, next).await?;
+            Ok(self.client.commit().await?)
+        };
         let committed = match &revocation {
             None => commit.await,
             Some(_) => match timeout(self.config.revoke_timeout, commit).await {
@@ -230,12 +301,13 @@ impl<C: Client, H: Handler> Processor<C, H> {
                 Err(_) => {
                     // A commit that was sent is never aborted. The next owner's start waits until it is settled.
                     drop(revocation);
-                    self.client.commit_again().await
+                    self.client.commit().await.map_err(ProcessorError::from)
                 }
             },
         };
         match committed {
             Ok(()) => {
+                self.compared = Instant::now();
                 self.totals.commits += 1;
                 self.totals.records += self.batch.records as u64;
                 self.totals.dead += self.batch.dead;
@@ -249,13 +321,25 @@ impl<C: Client, H: Handler> Processor<C, H> {
                 self.clear();
                 Ok(())
             }
-            Err(error) if error.kind() == ErrorKind::Unknown => self.settle(&name, error).await,
-            Err(error) if error.kind() == ErrorKind::Abortable => {
+            Err(ProcessorError::Producer(error)) if error.kind() == ErrorKind::Unknown => {
+                self.settle(&name, error).await
+            }
+            Err(ProcessorError::Producer(error)) if error.kind() == ErrorKind::Abortable => {
                 tracing::warn!(%error, "the batch is tried again");
                 self.abort(&revoked).await
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         }
+    }
+
+    /// The offsets to commit, with the topics that they belong to.
+    fn next_offsets(&self) -> Vec<(TopicPartition, NextOffset)> {
+        let next = self.batch.next();
+        next.map(|(at, offset)| {
+            let topic_id = self.topics.get(&at).copied();
+            (at, NextOffset { offset, topic_id })
+        })
+        .collect()
     }
 
     async fn unsent(&mut self, error: ProducerError) -> Result<(), ProcessorError> {

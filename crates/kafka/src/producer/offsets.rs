@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::error::{Meaning, meaning};
 use super::transaction::{call_coordinator, may_retry};
 use super::{Cause, Producer, ProducerError};
-use crate::partition::TopicPartition;
+use crate::partition::{TopicId, TopicPartition};
 use crate::wire::{Backoff, Cluster, CoordinatorKind, text};
 
 /// The version that adds the group to the transaction implicitly.
@@ -71,8 +71,10 @@ impl Producer {
             topics.entry(&partition.topic).or_default().push(
                 TxnOffsetCommitRequestPartition::default()
                     .with_partition_index(partition.partition)
-                    .with_committed_offset(*next)
-                    .with_committed_metadata(Some(text(""))),
+                    .with_committed_offset(next.offset)
+                    .with_committed_metadata(Some(text(
+                        &next.topic_id.map(TopicId::note).unwrap_or_default(),
+                    ))),
             );
         }
         let request = TxnOffsetCommitRequest::default()

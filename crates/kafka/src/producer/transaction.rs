@@ -116,8 +116,10 @@ impl Producer {
         self.initialise().await
     }
 
-    /// Commits the transaction. After [`ProducerError::Unavailable`] and after it was cancelled it may be called again.
-    pub async fn commit(&mut self) -> Result<(), ProducerError> {
+    /// Writes what belongs to the transaction, its offsets too, up to the request that ends it. [`Producer::commit`] does it by
+    /// itself; this is for a caller that decides in between. Afterwards the transaction takes no records. After it was cancelled
+    /// it may be called again.
+    pub async fn prepare(&mut self) -> Result<(), ProducerError> {
         if self.state() == State::Open {
             while !self.waiting.is_empty() {
                 // Several rounds if a partition has more than a batch; the last one runs beside the offsets.
@@ -128,14 +130,21 @@ impl Producer {
             }
             self.machine.seal(self.offsets.is_some())?;
         }
-        if self.state() == State::Sealed {
+        if self.state() == State::Sealed && !self.prepared {
             let before = self.known;
             let sent = self.deliver_with_offsets().await;
             if sent.as_ref().is_err_and(ProducerError::is_stale) {
                 self.known = before;
             }
             sent?;
+            self.prepared = true;
         }
+        Ok(())
+    }
+
+    /// Commits the transaction. After [`ProducerError::Unavailable`] and after it was cancelled it may be called again.
+    pub async fn commit(&mut self) -> Result<(), ProducerError> {
+        self.prepare().await?;
         match self.machine.commit()? {
             Ending::Empty => Ok(()),
             Ending::Request(identity) => self.end_commit(identity).await,

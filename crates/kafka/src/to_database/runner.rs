@@ -1,6 +1,6 @@
 //! The loop: takes records, and applies one batch of one partition at a time.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use hapax_core::{InboxError, mutant};
 
 use super::batch::{Batch, Stopped};
 use super::{Poison, TRUSTS_THE_BROKER, ToDatabase, ToDatabaseError, ToDatabaseReport, entry, topic_id};
-use crate::consumer::{Assignment, Consumer, Event, Record, StartAt, TopicPartition};
+use crate::consumer::{Assignment, Consumer, ConsumerError, Event, Record, StartAt, TopicPartition};
 use crate::wire::Cluster;
 
 /// Wait before a batch is tried again: the first, and the longest.
@@ -17,6 +17,10 @@ const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// How often offsets are committed to the broker.
 const FOLLOW: Duration = Duration::from_secs(1);
+
+/// How often the topics' ids are compared while no record comes: in a topic that was created again, the records may be in front of
+/// the offset that is waited at.
+const COMPARE: Duration = Duration::from_secs(5);
 
 /// An assigned partition.
 struct Partition {
@@ -83,6 +87,7 @@ struct Runner {
     /// The one after it is served next.
     served: Option<TopicPartition>,
     followed: Instant,
+    compared: Instant,
     report: ToDatabaseReport,
 }
 
@@ -97,6 +102,7 @@ pub(super) async fn run(
         partitions: BTreeMap::new(),
         served: None,
         followed: Instant::now(),
+        compared: Instant::now(),
         report: ToDatabaseReport::default(),
     };
     let mut until = std::pin::pin!(until);
@@ -112,7 +118,8 @@ pub(super) async fn run(
                         () = &mut until => break,
                         done = runner.assigned(assignment) => done?,
                     },
-                    Some(event) => runner.told(event)?,
+                    Some(Event::Ended(error)) => return Err(runner.ended(error).await),
+                    Some(event) => runner.told(event),
                     None => runner.apply().await?,
                 }
             }
@@ -144,7 +151,7 @@ impl Runner {
         tokio::time::timeout(wait, event).await.ok()
     }
 
-    fn told(&mut self, event: Event) -> Result<(), ToDatabaseError> {
+    fn told(&mut self, event: Event) {
         match event {
             Event::Record(record) => {
                 if let Some(partition) = self.partitions.get_mut(&record.at)
@@ -160,8 +167,35 @@ impl Runner {
             }
             Event::Lost(lost) => self.partitions.retain(|at, _| !lost.contains(at)),
             Event::Problem(problem) => tracing::warn!("Kafka: {problem}"),
-            Event::Ended(error) => return Err(error.into()),
-            Event::Assigned(_) => unreachable!("handled by the loop"),
+            Event::Assigned(_) | Event::Ended(_) => unreachable!("handled by the loop"),
+        }
+    }
+
+    /// Why the consumer has ended: a position that is not in the log may be one of an earlier topic with the same name.
+    async fn ended(&mut self, error: ConsumerError) -> ToDatabaseError {
+        if matches!(error, ConsumerError::OffsetGone(_))
+            && let Err(recreated) = self.compare_topics().await
+        {
+            return recreated;
+        }
+        error.into()
+    }
+
+    /// An error if a topic was created again. What is not answered is asked again later.
+    async fn compare_topics(&mut self) -> Result<(), ToDatabaseError> {
+        self.compared = Instant::now();
+        let topics: BTreeSet<&str> = self.partitions.keys().map(|at| &*at.topic).collect();
+        if topics.is_empty() || mutant::is("position-by-topic-name") {
+            return Ok(());
+        }
+        let Ok(ids) = self.cluster.topic_ids(topics).await else { return Ok(()) };
+        for (at, Partition { log, .. }) in &self.partitions {
+            if let Some(Ok(id)) = ids.get(&*at.topic)
+                && id.0.to_string() != log.topic_id
+            {
+                let (topic, before, now) = (at.topic.to_string(), log.topic_id.clone(), id.0.to_string());
+                return Err(ToDatabaseError::TopicRecreated { topic, before, now });
+            }
         }
         Ok(())
     }
@@ -215,7 +249,9 @@ impl Runner {
     /// Applies one batch, if one is ready.
     async fn apply(&mut self) -> Result<(), ToDatabaseError> {
         self.follow(false);
-        let Some(at) = self.turn() else { return Ok(()) };
+        let Some(at) = self.turn() else {
+            return if self.compared.elapsed() >= COMPARE { self.compare_topics().await } else { Ok(()) };
+        };
         self.served = Some(at.clone());
         let batch = match self.batch(&at) {
             Ok(batch) => Arc::new(batch),

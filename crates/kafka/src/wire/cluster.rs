@@ -1,6 +1,6 @@
 //! A cluster: idle connections, where partitions are led, which broker coordinates.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kafka_protocol::error::{ParseResponseErrorCode as _, ResponseError};
@@ -8,6 +8,7 @@ use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::{FindCoordinatorRequest, MetadataRequest, MetadataResponse};
 
 use super::{Call, Connect, Connection, Versions, WireError, text};
+use crate::partition::TopicId;
 
 /// Newest version of the Metadata request that is used.
 const METADATA_VERSION_MAX: i16 = 12;
@@ -133,6 +134,30 @@ impl Cluster {
             .with_allow_auto_topic_creation(false);
         let (response, _) = self.call_any(&request, METADATA_VERSION_MAX).await?;
         Ok(self.state().learn(topic, &response))
+    }
+
+    /// The ids of topics at this moment. The answer is a broker's, never what an earlier one said.
+    pub async fn topic_ids(
+        &self,
+        topics: impl IntoIterator<Item = &str>,
+    ) -> Result<BTreeMap<String, Result<TopicId, ResponseError>>, WireError> {
+        let unknown = Err(ResponseError::UnknownTopicOrPartition);
+        let mut ids: BTreeMap<_, _> = topics.into_iter().map(|topic| (topic.to_owned(), unknown)).collect();
+        let asked = ids.keys().map(|name| MetadataRequestTopic::default().with_name(Some(text(name).into())));
+        let request = MetadataRequest::default()
+            .with_topics(Some(asked.collect()))
+            .with_allow_auto_topic_creation(false);
+        let (response, _) = self.call_any(&request, METADATA_VERSION_MAX).await?;
+        for topic in response.topics {
+            let Some(id) = topic.name.and_then(|name| ids.get_mut(name.as_str())) else { continue };
+            *id = match topic.error_code.err() {
+                Some(error) => Err(error),
+                // A broker before Kafka 2.8.
+                None if topic.topic_id.is_nil() => Err(ResponseError::UnsupportedVersion),
+                None => Ok(TopicId(topic.topic_id)),
+            };
+        }
+        Ok(ids)
     }
 
     /// Forgets what is known about a topic's leaders.

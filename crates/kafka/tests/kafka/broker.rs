@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use hapax_faults::{KafkaServer, RedisTls};
+use hapax_kafka::wire::{Cluster, Connect};
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
@@ -53,6 +54,14 @@ impl Broker {
         self.runtime.block_on(future)
     }
 
+    /// Runs a future beside the case.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        self.runtime.spawn(future)
+    }
+
     /// A configuration of librdkafka with the broker's own address.
     pub fn config(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
@@ -78,13 +87,22 @@ impl Broker {
         }
     }
 
-    /// Deletes a topic.
+    /// Deletes a topic, and returns when the broker does not know it any more: until then it takes records for the old topic, although
+    /// the controller has created another one with the same name.
     pub fn delete_topic(&self, name: &str) {
         let admin: AdminClient<DefaultClientContext> = self.config().create().unwrap();
         let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
         for deleted in self.block_on(admin.delete_topics(&[name], &options)).unwrap() {
             deleted.unwrap();
         }
+        self.block_on(async {
+            let (cluster, start) =
+                (Cluster::new(Connect::plain([self.address().to_string()])), Instant::now());
+            while !matches!(cluster.topic_ids([name]).await, Ok(ids) if ids[name].is_err()) {
+                assert!(start.elapsed() < PATIENCE, "topic {name} is not deleted");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
     }
 
     /// The values of a topic's records, partition by partition, up to the current end: of the records that this reader may

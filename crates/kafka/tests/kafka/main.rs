@@ -13,6 +13,7 @@ mod processor;
 mod producer;
 mod publisher;
 mod rebalances;
+mod recreated;
 mod security;
 mod sticky;
 mod the_broker;
@@ -69,6 +70,7 @@ fn main() {
         members::cases(),
         producer::cases(),
         rebalances::cases(),
+        recreated::cases(),
         security::cases(),
         sticky::cases(),
         publisher::cases(),

@@ -28,6 +28,7 @@ pub fn cases() -> Vec<Case> {
         shared("records_take_effect_once_over_runs", records_take_effect_once_over_runs),
         shared("a_failing_record_stops_or_is_recorded", a_failing_record_stops_or_is_recorded),
         shared("a_topic_that_was_created_again_is_read_from_its_start", a_recreated_topic),
+        shared("a_topic_that_is_created_again_under_a_run_is_read_from_its_start", recreated_while_it_runs),
     ]
 }
 
@@ -252,4 +253,37 @@ fn a_recreated_topic(broker: &Broker) {
     produce(broker, topic, numbers(10..15), None);
     broker.block_on(shop.run(broker, topic, 8, small(), insert)).unwrap();
     assert_eq!(shop.effects(), [numbers(0..3), numbers(10..15)].concat());
+}
+
+/// With fewer records than before the position is not in the log, with as many the run waits behind them: both are noticed.
+fn recreated_while_it_runs(broker: &Broker) {
+    for (topic, count) in [("recreated-to-fewer", 2), ("recreated-to-equal", 4), ("recreated-to-more", 7)] {
+        broker.create_topic(topic, 1);
+        let shop = Shop::new();
+        produce(broker, topic, numbers(0..4), None);
+        std::thread::scope(|scope| {
+            let shop = &shop;
+            let run = scope.spawn(move || {
+                let mut starts_again = 0;
+                loop {
+                    let all = 4 + usize::try_from(count).unwrap();
+                    match broker.block_on(shop.run(broker, topic, all, small(), insert)) {
+                        Ok(_) => return starts_again,
+                        Err(ToDatabaseError::TopicRecreated { .. }) => starts_again += 1,
+                        Err(error) => panic!("{topic}: {error}"),
+                    }
+                }
+            });
+            let start = Instant::now();
+            while shop.effects().len() < 4 {
+                assert!(start.elapsed() < PATIENCE, "{topic}: {:?}", shop.effects());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            broker.delete_topic(topic);
+            broker.create_topic(topic, 1);
+            produce(broker, topic, numbers(10..10 + count), None);
+            run.join().unwrap();
+        });
+        assert_eq!(shop.effects(), [numbers(0..4), numbers(10..10 + count)].concat(), "{topic}");
+    }
 }

@@ -336,7 +336,8 @@ fn is_transient(error: &ProcessorError) -> bool {
     match error {
         ProcessorError::Producer(ProducerError::Fenced { .. }) => false,
         ProcessorError::Producer(error) => error.kind() != ErrorKind::Fatal,
-        ProcessorError::Consumer(ConsumerError::Fatal(_) | ConsumerError::AssignTimedOut(_)) => true,
+        ProcessorError::Consumer(ConsumerError::Fatal(_) | ConsumerError::AssignTimedOut(_))
+        | ProcessorError::TopicRecreated { .. } => true,
         _ => false,
     }
 }
