@@ -16,6 +16,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::message::{Headers as _, Message as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
@@ -79,8 +80,15 @@ impl Broker {
         let admin: AdminClient<DefaultClientContext> = self.config().create().unwrap();
         let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
         let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
-        for made in self.block_on(admin.create_topics([&topic], &options)).unwrap() {
-            made.unwrap();
+        let begun = Instant::now();
+        // A topic of this name that was deleted may still be there for a moment.
+        loop {
+            match self.block_on(admin.create_topics([&topic], &options)).unwrap().remove(0) {
+                Err((_, RDKafkaErrorCode::TopicAlreadyExists)) if begun.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                made => break drop(made.unwrap()),
+            }
         }
         // The broker itself knows it a little later than the controller.
         self.block_on(async {
@@ -89,6 +97,21 @@ impl Broker {
             {
                 assert!(start.elapsed() < PATIENCE, "topic {name} has no leaders");
                 cluster.forget_topic(name);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+    }
+
+    /// Deletes a topic, and returns when the broker does not know it any more: until then it takes records for the old topic, although
+    /// the controller has created another one with the same name.
+    pub fn delete_topic(&self, name: &str) {
+        let admin: AdminClient<DefaultClientContext> = self.config().create().unwrap();
+        let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
+        self.block_on(admin.delete_topics(&[name], &options)).unwrap().remove(0).unwrap();
+        self.block_on(async {
+            let (cluster, start) = (Cluster::new(self.connect()), Instant::now());
+            while !matches!(cluster.topic_ids([name]).await, Ok(ids) if ids[name].is_err()) {
+                assert!(start.elapsed() < PATIENCE, "topic {name} is not deleted");
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });

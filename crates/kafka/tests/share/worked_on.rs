@@ -15,6 +15,7 @@ pub fn cases() -> Vec<Case> {
     vec![
         shared("every_record_is_processed_once", every_record_is_processed_once),
         shared("two_workers_share_one_partition", two_workers_share_one_partition),
+        shared("a_topic_that_is_created_again_is_worked_on_from_its_start", a_recreated_topic),
         shared("a_compressed_batch_is_refused_with_the_remedy", a_compressed_batch_is_refused),
         shared("a_record_keeps_its_key_headers_and_place", a_record_keeps_its_key_headers_and_place),
     ]
@@ -44,6 +45,48 @@ fn every_record_is_processed_once(broker: &Broker) {
     });
     let expected: BTreeMap<u32, u32> = (0..300).map(|number| (number, 1)).collect();
     assert_eq!(*seen.lock().unwrap(), expected);
+}
+
+/// Under a worker, and then while none runs: in share groups the broker knows a topic by its id.
+fn a_recreated_topic(broker: &Broker) {
+    let topic = "share-recreated";
+    let options = broker.prepare(topic, 1);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let numbers = |range: std::ops::Range<u32>| range.map(|number| number.to_string());
+    let work = |source: Arc<ShareSource>, total: usize| {
+        let (seen, counted) = (seen.clone(), seen.clone());
+        broker.block_on(async {
+            let handler = move |number: u32, _: Cx| {
+                seen.lock().unwrap().push(number);
+                async {}
+            };
+            let worker = Worker::from_source(source.clone()).handler(handler).build().await.unwrap();
+            run_until(worker, |_| counted.lock().unwrap().len() >= total).await;
+            source.close().await;
+        });
+    };
+    broker.send(topic, numbers(0..4));
+    let create_again = |range: std::ops::Range<u32>| {
+        broker.delete_topic(topic);
+        broker.create_topic(topic, 1);
+        broker.send(topic, numbers(range));
+    };
+    let source = broker.source(options.clone());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while seen.lock().unwrap().len() < 4 {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            // Fewer records than before.
+            create_again(10..12);
+        });
+        work(source, 6);
+    });
+    create_again(20..27);
+    work(broker.source(options), 13);
+    let mut seen = seen.lock().unwrap().clone();
+    seen.sort_unstable();
+    assert_eq!(seen, [(0..4).collect::<Vec<u32>>(), (10..12).collect(), (20..27).collect()].concat());
 }
 
 fn two_workers_share_one_partition(broker: &Broker) {

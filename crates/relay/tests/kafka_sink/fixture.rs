@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use hapax_core::outbox::OutboxStore as _;
 use hapax_faults::{KafkaServer, PostgresServer, Process};
+use hapax_kafka::wire::{Cluster, Connect};
 use hapax_relay::sink::KafkaSink;
 use hapax_relay::{Relay, RelayOptions};
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Headers as _, Message as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
@@ -204,6 +205,23 @@ impl Shop {
         create_topic(self.broker, name, partitions, configs);
     }
 
+    /// Deletes a topic, and returns how many partitions it had, when the broker does not know it any more: until then it takes
+    /// records for the old topic, although the controller has created another one with the same name.
+    pub fn delete_topic(&self, name: &str) -> i32 {
+        let admin: AdminClient<DefaultClientContext> = config(self.broker).create().unwrap();
+        let metadata = admin.inner().fetch_metadata(Some(name), PATIENCE).unwrap();
+        let partitions = metadata.topics()[0].partitions().len();
+        let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
+        block_on(admin.delete_topics(&[name], &options)).unwrap().remove(0).unwrap();
+        let (cluster, start) =
+            (Cluster::new(Connect::plain([self.broker.address().to_string()])), Instant::now());
+        while !matches!(block_on(cluster.topic_ids([name])), Ok(ids) if ids[name].is_err()) {
+            assert!(start.elapsed() < PATIENCE, "topic {name} is not deleted");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        i32::try_from(partitions).unwrap()
+    }
+
     /// The records of a topic, partition by partition.
     pub fn read(&self, topic: &str, isolation: Isolation) -> Vec<Seen> {
         let isolation = if isolation == Isolation::Committed { "read_committed" } else { "read_uncommitted" };
@@ -261,5 +279,14 @@ pub fn create_topic(broker: &KafkaServer, name: &str, partitions: i32, configs: 
         topic = topic.set(key, value);
     }
     let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
-    block_on(admin.create_topics([&topic], &options)).unwrap().remove(0).unwrap();
+    let start = Instant::now();
+    // A topic of this name that was deleted may still be there for a moment.
+    loop {
+        match block_on(admin.create_topics([&topic], &options)).unwrap().remove(0) {
+            Err((_, RDKafkaErrorCode::TopicAlreadyExists)) if start.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            made => return drop(made.unwrap()),
+        }
+    }
 }

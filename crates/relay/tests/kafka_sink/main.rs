@@ -8,6 +8,7 @@ mod held;
 #[path = "../relays/fixture.rs"]
 #[allow(dead_code, reason = "the other tests of relays use more of it")]
 mod outbox;
+mod recreated;
 mod refusals;
 mod several;
 mod sqlite;
@@ -43,6 +44,9 @@ fn main() -> std::process::ExitCode {
         held::a_held_message_is_published_once,
         held::the_list_of_published_messages_stays_short,
         held::a_restored_outbox_loses_no_message,
+        recreated::a_topic_that_is_created_again_gets_what_follows_once,
+        recreated::a_positions_topic_that_is_created_again_repeats_nothing,
+        recreated::a_positions_topic_that_is_away_is_waited_for,
         sqlite::an_outbox_in_a_file_is_published_once,
     ];
     let trial = |(name, test): (&'static str, fn(&Setting))| {
