@@ -145,6 +145,14 @@ pub enum ConsumerError {
         "the position is not in the log: records were deleted before they were read, or the topic was created again ({0})"
     )]
     OffsetGone(String),
+    /// Records that are there cannot be read. They are not passed over.
+    #[error("records of {topics} cannot be read: {reason}")]
+    Unreadable {
+        /// The topics that are read.
+        topics: String,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// The owner did not say in time where to begin.
     #[error("no position was given within {0} ms after partitions were assigned")]
     AssignTimedOut(u128),

@@ -443,6 +443,12 @@ impl Poller<'_> {
             KafkaError::MessageConsumption(RDKafkaErrorCode::AutoOffsetReset) => {
                 self.shared.end(ConsumerError::OffsetGone(error.to_string()));
             }
+            // librdkafka would ask for the same batch without end, or pass it over if a checksum is wrong.
+            KafkaError::MessageConsumption(
+                code @ (RDKafkaErrorCode::NotImplemented
+                | RDKafkaErrorCode::BadCompression
+                | RDKafkaErrorCode::BadMessage),
+            ) => self.shared.end(self.unreadable(*code)),
             KafkaError::MessageConsumption(
                 code @ (RDKafkaErrorCode::Authentication
                 | RDKafkaErrorCode::SaslAuthenticationFailed
@@ -451,6 +457,19 @@ impl Poller<'_> {
             ) => self.shared.end(ConsumerError::Refuses(self.missing(*code))),
             _ => self.shared.tell(Event::Problem(error.to_string())),
         }
+    }
+
+    fn unreadable(&self, code: RDKafkaErrorCode) -> ConsumerError {
+        let topics = self.shared.config.topics.join(", ");
+        let reason = match code {
+            RDKafkaErrorCode::NotImplemented => {
+                "a batch is compressed with zstd, which this build does not read \
+                 (gzip, snappy and lz4 are read); write it with another compression.type"
+                    .to_owned()
+            }
+            code => format!("a batch is damaged ({code}); compare it with another replica"),
+        };
+        ConsumerError::Unreadable { topics, reason }
     }
 
     /// What the user lacks.

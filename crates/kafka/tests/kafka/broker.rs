@@ -71,8 +71,16 @@ impl Broker {
 
     /// Creates a topic, and returns when it has its leaders.
     pub fn create_topic(&self, name: &str, partitions: i32) {
+        self.create_topic_with(name, partitions, &[]);
+    }
+
+    /// The same with settings of the topic.
+    pub fn create_topic_with(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
         let admin: AdminClient<DefaultClientContext> = self.config().create().unwrap();
-        let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        for (key, value) in settings {
+            topic = topic.set(key, value);
+        }
         let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
         let start = Instant::now();
         // A topic of this name that was deleted may still be there for a moment.

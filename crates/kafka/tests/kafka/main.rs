@@ -5,6 +5,7 @@
 
 mod admin;
 mod broker;
+mod compressed;
 mod consumers;
 mod delayed_commit;
 mod hostile;
@@ -67,6 +68,7 @@ fn main() {
         the_broker::cases(),
         delayed_commit::cases(),
         processor::cases(),
+        compressed::cases(),
         members::cases(),
         producer::cases(),
         rebalances::cases(),
