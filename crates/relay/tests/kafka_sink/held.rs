@@ -40,6 +40,26 @@ pub fn a_message_whose_topic_is_missing_is_parked(setting: &Setting) {
     relay.kill();
 }
 
+/// Its key waits behind it. Small messages that are too large only together are published apart.
+pub fn a_message_too_large_for_its_topic_is_parked(setting: &Setting) {
+    let shop = Shop::new(setting);
+    shop.create_topic(&format!("{}.small", shop.name), 1, &[("max.message.bytes", "1000")]);
+    let (large, small) = ("x".repeat(2_000), "y".repeat(100));
+    let bodies: Vec<String> = (0..30).map(|number| format!("{number} {small}")).collect();
+    enqueue_to(&shop, "small", "many", &bodies.iter().map(String::as_str).collect::<Vec<_>>());
+    enqueue_to(&shop, "small", "large", &[&large, "behind it"]);
+    shop.enqueue(&["a"], 3);
+    let mut relay = shop.relay();
+    shop.until("one key is parked", |status| status.parked == 1 && status.held == 2 && status.lag == 0);
+    shop.require_exact("beside a message that is too large");
+    assert_eq!(values(&shop, "small"), bodies);
+    let parked =
+        block_on(async { shop.database.outbox().await.held(Some("orders"), true, 10).await.unwrap() });
+    let errors: Vec<&str> = parked.iter().filter_map(|(_, held)| held.error.as_deref()).collect();
+    assert!(matches!(errors[..], [error] if error.contains("MessageTooLarge")), "{errors:?}");
+    relay.kill();
+}
+
 /// The relay dies after it has published a message that was set aside, and before the outbox has removed it.
 pub fn a_held_message_is_published_once(setting: &Setting) {
     let shop = Shop::new(setting);

@@ -41,6 +41,7 @@ fn main() -> std::process::ExitCode {
         several::a_relay_that_wakes_before_it_takes_over_publishes_nothing,
         several::relays_that_are_killed_and_stopped_publish_once,
         held::a_message_whose_topic_is_missing_is_parked,
+        held::a_message_too_large_for_its_topic_is_parked,
         held::a_held_message_is_published_once,
         held::the_list_of_published_messages_stays_short,
         held::a_restored_outbox_loses_no_message,
