@@ -177,7 +177,9 @@ impl Observer {
             }
         }
         drop(state);
-        found.values_mut().for_each(|ids| ids.sort());
+        for ids in found.values_mut() {
+            ids.sort();
+        }
         found
     }
 
