@@ -75,17 +75,51 @@ impl Site {
     }
 }
 
+/// One transfer of the source whose transaction is open while the source is closed: until the copy has ended, or for as long as
+/// the copy waits for it.
+#[derive(Clone)]
+struct Held {
+    store: PostgresStore,
+    queue: QueueName,
+    begun: watch::Sender<bool>,
+    copied: watch::Receiver<bool>,
+}
+
+impl Held {
+    async fn source_is_closed(&self) -> bool {
+        let info = self.store.queue(&self.queue).await.unwrap();
+        info.paused.is_some_and(|paused| paused.copy.is_some())
+    }
+
+    async fn hold(mut self) {
+        self.begun.send_replace(true);
+        // Not `until`: the compiler cannot see that the future of its closure is `Send`.
+        let deadline = Instant::now() + PATIENCE;
+        while !self.source_is_closed().await {
+            assert!(Instant::now() < deadline, "it took too long until the source is closed");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let copied = self.copied.wait_for(|copied| *copied);
+        drop(tokio::time::timeout(Duration::from_secs(2), copied).await);
+    }
+}
+
 /// A worker of a queue whose transactions are in a site's database; runs until it is told to stop.
 async fn works(
     queue: &hapax::Queue<i32>,
     site: &Site,
     isolation: Isolation,
+    held: Option<Held>,
     mut stop: watch::Receiver<bool>,
 ) -> tokio::task::JoinHandle<()> {
     let inbox =
         PostgresInbox::with_options(&site.store, InboxOptions { isolation, ..InboxOptions::default() });
-    let builder = queue.async_transactional_worker(&inbox.unwrap(), |number: i32, db, _cx| {
+    let builder = queue.async_transactional_worker(&inbox.unwrap(), move |number: i32, db, _cx| {
+        let held = held.clone().filter(|_| number == COUNT / 2);
         Box::pin(async move {
+            if let Some(held) = held {
+                held.hold().await;
+            }
             // So slow that transfers are left when the copy begins, on a fast machine as well.
             tokio::time::sleep(Duration::from_millis(if number < COUNT / 2 { 0 } else { 40 })).await;
             sqlx::query("INSERT INTO journal VALUES ($1)").bind(number).execute(db).await.map(drop)
@@ -136,15 +170,28 @@ async fn copied(server: &PostgresServer, from: Source, isolation: Isolation, fif
     let stop = watch::Sender::new(false);
     // With the queue in a folder, the transactions are in the target from the beginning.
     let site = if from == Source::Database { &old } else { &new };
-    let before = works(&queue, site, isolation, stop.subscribe()).await;
+    let (mut begun, copied) = (watch::channel(false), watch::Sender::new(false));
+    let held = Held {
+        store: old.store.clone(),
+        queue: name.clone(),
+        begun: begun.0.clone(),
+        copied: copied.subscribe(),
+    };
+    let held = (from == Source::Database).then_some(held);
+    let holds = held.is_some();
+    let before = works(&queue, site, isolation, held, stop.subscribe()).await;
     until("some transfers are made", async || site.made().await.len() >= 20).await;
+    if holds {
+        begun.1.wait_for(|begun| *begun).await.unwrap();
+    }
     let request = CopyRequest::new(&from_url, &new.url, "test");
     copy(source.store(), target.store(), &request, &mut |_| {}).await.unwrap();
     let made = site.made().await.len() as i32;
+    copied.send_replace(true);
     assert!(made < COUNT, "the copy was made while transfers were left");
 
     let there = target.queue::<i32>(name.as_str()).unwrap();
-    let after = works(&there, &new, isolation, stop.subscribe()).await;
+    let after = works(&there, &new, isolation, None, stop.subscribe()).await;
     until("the target is empty", async || {
         let stats = new.store.stats(&name).await.unwrap();
         stats.ready + stats.delayed + stats.in_flight + stats.parked == 0

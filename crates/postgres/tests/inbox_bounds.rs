@@ -19,6 +19,8 @@ const MINUTE_MS: u64 = 60_000;
 fn main() -> std::process::ExitCode {
     common::main(tests![
         a_handler_may_wait_for_its_own_locks,
+        a_key_is_waited_for_no_longer_than_was_said,
+        a_key_is_waited_for_as_long_as_was_said,
         a_statement_that_takes_too_long_is_ended,
         what_transactions_recorded_is_removed_after_its_time,
         an_outcome_that_a_message_needs_is_kept_beyond_its_time,
@@ -132,6 +134,50 @@ async fn a_handler_may_wait_for_its_own_locks(server: &'static Server) {
         let (tx, waited) = waiting.await.unwrap();
         assert!(waited.is_ok(), "{isolation:?}: {waited:?}");
         inbox.complete(tx, &entry("order-1"), done("x"), MINUTE_MS, &elsewhere()).await.unwrap();
+    }
+}
+
+/// In the process that has entered it, in another one, and in a transaction of the user's own.
+async fn a_key_is_waited_for_no_longer_than_was_said(server: &'static Server) {
+    let (database, store) = site(server).await;
+    let inbox = inbox_of(&store, Isolation::ReadCommitted);
+    let tx = entered(&inbox, &entry("order-1")).await;
+    let met = tokio::time::timeout(PATIENCE, inbox.begin(&entry("order-1"))).await;
+    let met = met.expect("a duplicate in the same process waits without a bound").map(drop);
+    assert!(matches!(met, Err(InboxError::Locked { timeout_ms: 200 })), "{met:?}");
+    let elsewhere = inbox_of(&database.open().await, Isolation::ReadCommitted);
+    let in_progress = InboxLookup::InProgress { retry_after_ms: 200 };
+    assert_eq!(lookup(&elsewhere, &entry("order-1")).await, in_progress);
+    let mut own = database.connect().await;
+    own.execute("BEGIN").await.unwrap();
+    assert_eq!(elsewhere.enter_on(&mut own, &entry("order-1")).await.unwrap(), in_progress);
+    inbox.rollback(tx).await;
+}
+
+async fn a_key_is_waited_for_as_long_as_was_said(server: &'static Server) {
+    for own in [false, true] {
+        let (database, store) = site(server).await;
+        let first = inbox_of(&store, Isolation::ReadCommitted);
+        let options = InboxOptions { lock_wait: Duration::from_mins(1), ..InboxOptions::default() };
+        let (patient, mut db) = (with(&database.open().await, options), database.connect().await);
+        let tx = entered(&first, &entry("order-1")).await;
+        let waiting = tokio::spawn(async move {
+            if own {
+                db.execute("BEGIN").await.unwrap();
+                return patient.enter_on(&mut db, &entry("order-1")).await.unwrap();
+            }
+            lookup(&patient, &entry("order-1")).await
+        });
+        // Longer than the default.
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                     AND wait_event_type = 'Lock' AND clock_timestamp() - query_start > interval '1.5 s'";
+        let (mut watcher, deadline) = (database.connect().await, Instant::now() + PATIENCE);
+        while !waiting.is_finished() && number(&mut watcher, waits).await == 0 {
+            assert!(Instant::now() < deadline, "own {own}: the transaction does not wait");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        first.complete(tx, &entry("order-1"), done("x"), MINUTE_MS, &elsewhere()).await.unwrap();
+        assert_eq!(waiting.await.unwrap(), InboxLookup::Completed(done("x")), "own {own}");
     }
 }
 

@@ -42,6 +42,7 @@ fn main() -> std::process::ExitCode {
         ("a_commit_whose_response_is_lost_is_found", |server| bank::block_on(lost_response(server))),
         ("a_commit_whose_response_is_late_is_found", |server| bank::block_on(late_response(server))),
         ("a_commit_that_never_arrived_is_made_again", |server| bank::block_on(lost_commit(server))),
+        ("a_commit_is_all_or_nothing", |server| bank::block_on(all_or_nothing(server))),
         ("sessions_terminated_at_each_point_move_money_once", |server| {
             bank::block_on(terminated_sessions(server, Kind::Standard));
         }),
@@ -353,6 +354,45 @@ async fn late_response(server: &'static PostgresServer) {
 async fn lost_commit(server: &'static PostgresServer) {
     for kind in [Kind::Standard, Kind::Fifo] {
         far(server, kind, 3).await.work(Match::request("COMMIT"), Action::Cut, (4, 3)).await;
+    }
+}
+
+/// Effect, entry and the end of the delivery are there after one commit, or none of them.
+async fn all_or_nothing(server: &'static PostgresServer) {
+    for (on, found) in [(Match::request("COMMIT"), "0 0 1"), (Match::answer_to("COMMIT"), "1 1 0")] {
+        for kind in [Kind::Standard, Kind::Fifo] {
+            for isolation in [Isolation::ReadCommitted, Isolation::Serializable] {
+                let what = format!("{on:?}, {kind:?}, {isolation:?}");
+                let Far { bank, proxy, store, queue, .. } = far(server, kind, 1).await;
+                let delivery = receive_one(&bank.store, &queue).await;
+                let options = InboxOptions { isolation, ..InboxOptions::default() };
+                let inbox = PostgresInbox::with_options(&store, options).unwrap();
+                let entry = hapax_core::InboxEntry {
+                    id: EntryId::of_queue(&queue, delivery.key.clone()),
+                    fingerprint: "f".parse().unwrap(),
+                };
+                let mut tx = inbox.begin(&entry).await.unwrap();
+                inbox.hold(&mut tx, &delivery.receipt).await.unwrap();
+                assert_eq!(inbox.enter(&mut tx, &entry).await.unwrap(), hapax_core::InboxLookup::Fresh);
+                let effect = "INSERT INTO journal (number) VALUES (1)";
+                PostgresInbox::connection(&mut tx).execute(effect).await.unwrap();
+                let fault = proxy.inject(on.clone(), Action::Cut).times(1);
+                let outcome = RecordedOutcome::done(Json::of("x").unwrap());
+                let ended = inbox.complete(tx, &entry, outcome, 60_000, &delivery.receipt).await;
+                assert!(matches!(ended, Err(hapax_core::InboxError::Unknown(_))), "{what}: {ended:?}");
+                assert_eq!(fault.count(), 1, "{what}");
+                let holders = "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database \
+                               WHERE d.datname = current_database() AND mode = 'RowExclusiveLock' \
+                               AND relation = 'hapax.ledger_entry'::regclass";
+                bank::until("the transaction has ended", async || {
+                    server.sql(&bank.database, holders).unwrap().trim() == "0"
+                })
+                .await;
+                let parts = "SELECT concat_ws(' ', (SELECT count(*) FROM journal), \
+                             (SELECT count(*) FROM hapax.ledger_entry), (SELECT count(*) FROM hapax.q_claim))";
+                assert_eq!(server.sql(&bank.database, parts).unwrap().trim(), found, "{what}");
+            }
+        }
     }
 }
 
