@@ -1,6 +1,6 @@
 //! The process of `hapax copy`, killed with SIGKILL while a request of it is under way, or its response; connections that are
 //! cut; a pooler. Producers and consumers work on the source until it refuses them, and on another queue of the target all
-//! the time. At the end what was sent and not acked is in the target, once.
+//! the time. At the end what was sent and not acked is in the target, once, with every outcome that was recorded.
 
 mod common;
 
@@ -13,7 +13,8 @@ use common::filled::{QUEUES, block_on, claim, filled, queue, runtime, text};
 use common::postgres::{Test, database};
 use common::{Server, hapax, run};
 use hapax::core::store::SharedStore;
-use hapax::{Hapax, QueueConfig, Receive, Settle, Settlement, StoreError};
+use hapax::core::{Claim, ClaimEnding, EndClaim, Json, RecordedOutcome};
+use hapax::{EntryId, Hapax, QueueConfig, Receive, Settle, Settlement, StoreError};
 use hapax_faults::{Action, FaultProxy, Match, PgBouncer, PostgresServer, Process, Protocol};
 use libtest_mimic::{Completion, Failed, Trial};
 use tempfile::TempDir;
@@ -45,11 +46,12 @@ fn main() -> ExitCode {
     common::postgres::main_with(tests, vec![through_a_pooler])
 }
 
-/// The messages that producers were told are sent, and those whose ack was confirmed.
+/// The messages that producers were told are sent, those whose ack was confirmed, and the keys whose outcome was.
 #[derive(Debug, Default)]
 struct Traffic {
     sent: BTreeSet<String>,
     acked: BTreeSet<String>,
+    recorded: BTreeSet<String>,
 }
 
 fn refusal<T>(answer: Result<T, StoreError>) -> Option<String> {
@@ -96,12 +98,36 @@ async fn consume(store: SharedStore) -> (BTreeSet<String>, String) {
     }
 }
 
-/// Two producers and a consumer of a source, until each was refused with the name of the target.
+/// Claims keys and completes them until that is refused; gives the keys and the refusal.
+async fn record(store: SharedStore) -> (BTreeSet<String>, String) {
+    let mut recorded = BTreeSet::new();
+    for number in 0.. {
+        let key = format!("k{number}");
+        let id = EntryId::new("users".parse().unwrap(), key.parse().unwrap());
+        let grant = match claim(&store, "users", &key).await {
+            Ok(Claim::Granted(grant)) => grant,
+            Ok(other) => panic!("{key} is free: {other:?}"),
+            refused => return (recorded, refusal(refused).unwrap()),
+        };
+        let outcome = RecordedOutcome::done(Json::of(&number).unwrap());
+        let ending = ClaimEnding::Complete { outcome, ttl_ms: 86_400_000 };
+        match store.end(vec![EndClaim { id, token: grant.token, ending }]).await {
+            Ok(answers) => drop(answers[0].as_ref().is_ok_and(|()| recorded.insert(key))),
+            refused => return (recorded, refusal(refused).unwrap()),
+        }
+        // Not faster than a copy is, so that the copy of a ledger that stays open by mistake ends as well.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    unreachable!("numbers do not end")
+}
+
+/// Two producers, a consumer and a user of the ledger of a source, until each was refused with the name of the target.
 fn traffic(source: &SharedStore, target: &str) -> tokio::task::JoinHandle<Traffic> {
     let (source, target) = (source.clone(), hapax::without_secrets(target));
     let all = async move {
         let producers = [0, 1].map(|number| tokio::spawn(produce(source.clone(), number)));
         let consumer = tokio::spawn(consume(source.clone()));
+        let recorder = tokio::spawn(record(source.clone()));
         let mut traffic = Traffic::default();
         for producer in producers {
             let (sent, why) = producer.await.unwrap();
@@ -111,9 +137,18 @@ fn traffic(source: &SharedStore, target: &str) -> tokio::task::JoinHandle<Traffi
         let (acked, why) = consumer.await.unwrap();
         assert!(why.contains(&target), "{why}");
         traffic.acked = acked;
+        let (recorded, why) = recorder.await.unwrap();
+        assert!(why.contains(&target), "{why}");
+        traffic.recorded = recorded;
         traffic
     };
     runtime().spawn(all)
+}
+
+/// Waits until each user of a source was refused.
+fn refused(users: tokio::task::JoinHandle<Traffic>) -> Traffic {
+    let ended = block_on(async { tokio::time::timeout(PATIENCE, users).await });
+    ended.expect("after the copy, users of the source are not refused").unwrap()
 }
 
 /// Waits until producers and consumers are at work.
@@ -172,7 +207,7 @@ async fn works_beside(target: &SharedStore, kills: usize) {
     assert!(settled[0].is_ok());
 }
 
-/// What was sent and not acked is in the target, once; the source refuses all its users, the target none.
+/// What was sent and not acked is in the target, once, and so is every outcome; the source refuses all its users, the target none.
 async fn check(source: &SharedStore, target: &SharedStore, to: &str, traffic: &Traffic) {
     assert!(!traffic.sent.is_empty() && !traffic.acked.is_empty(), "producers and consumers worked");
     let mut there = BTreeMap::new();
@@ -189,6 +224,11 @@ async fn check(source: &SharedStore, target: &SharedStore, to: &str, traffic: &T
         traffic.sent.difference(&traffic.acked).map(|body| (body.clone(), 1)).collect();
     there.retain(|body, _| body.starts_with('p'));
     assert_eq!(there, wanted);
+    assert!(!traffic.recorded.is_empty(), "keys were used");
+    for key in &traffic.recorded {
+        let there = claim(target, "users", key).await.unwrap();
+        assert!(matches!(there, Claim::Completed { .. }), "{key} is not completed in the target: {there:?}");
+    }
     let to = hapax::without_secrets(to);
     for name in QUEUES {
         let why = refusal(source.receive(&queue(name), Receive::up_to(1)).await).expect("it is closed");
@@ -231,7 +271,7 @@ fn a_copy_from_a_server_to_a_database_is_killed(server: &'static PostgresServer)
     until_busy(&from.1);
     let kills = copy_killed(&from.0.endpoint, &to, &proxy, |kills| block_on(works_beside(&target, kills)));
     assert!(kills >= KILLS_MIN, "{kills} kills");
-    let traffic = block_on(users).unwrap();
+    let traffic = refused(users);
     again_adds_nothing(&from.0.endpoint, &to);
     block_on(check(&from.1, &target, &to, &traffic));
 }
@@ -254,7 +294,7 @@ fn a_copy_from_a_database_to_a_folder_is_killed(server: &'static PostgresServer)
         });
     });
     assert!(kills >= KILLS_MIN, "{kills} kills");
-    let traffic = block_on(users).unwrap();
+    let traffic = refused(users);
     again_adds_nothing(&from, &to);
     let target = block_on(Hapax::open(&to)).unwrap().store().clone();
     block_on(check(&source, &target, &to, &traffic));
@@ -280,7 +320,7 @@ fn a_copy_whose_connections_are_cut_completes(server: &'static PostgresServer) {
     run(&folder, &["copy", "--from", &from.0.endpoint, "--to", &to]).ok();
     let hit = cuts.iter().filter(|cut| cut.count() > 0).count();
     assert!(hit >= 5, "{hit} connections were cut");
-    let traffic = block_on(users).unwrap();
+    let traffic = refused(users);
     again_adds_nothing(&from.0.endpoint, &to);
     block_on(check(&from.1, &target, &to, &traffic));
 }
@@ -296,7 +336,7 @@ fn a_copy_through_a_pooler_completes(server: &'static PostgresServer, pooler: &P
     let users = traffic(&from.1, &through);
     until_busy(&from.1);
     run(&folder, &["copy", "--from", &from.0.endpoint, "--to", &through]).ok();
-    let traffic = block_on(users).unwrap();
+    let traffic = refused(users);
     block_on(check(&from.1, &middle, &through, &traffic));
     let to = format!("embedded:{}", folder.path().join("back").display());
     run(&folder, &["copy", "--from", &through, "--to", &to]).ok();

@@ -2,9 +2,9 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{Database, Server, ask, claim, completed, granted, id};
+use common::{Database, PATIENCE, Server, ask, claim, completed, granted, id};
 use hapax_conformance::inbox::{self, AsyncHarness, InboxHarness};
 use hapax_core::{
     AsyncInbox as _, Claim, ClaimEnding, EndClaim, Fingerprint, GroupId, InboxEntry, InboxError, InboxLookup,
@@ -522,7 +522,9 @@ async fn a_transaction_whose_client_is_silent_is_ended(server: &'static Server) 
     let impatient = PostgresInbox::with_options(&store, options).unwrap();
     let mut silent = entered(&impatient, "order-1").await;
     // Waits for the end of the other transaction as often as needed.
+    let deadline = Instant::now() + PATIENCE;
     loop {
+        assert!(Instant::now() < deadline, "the silent transaction is not ended");
         match lookup(&inbox, &entry("order-1")).await {
             InboxLookup::InProgress { .. } => {}
             found => break assert_eq!(found, InboxLookup::Fresh),
