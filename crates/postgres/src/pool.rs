@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::StoreError;
 use sqlx::postgres::PgConnectOptions;
-use sqlx::{Connection as _, PgConnection};
+use sqlx::{Connection as _, Executor as _, PgConnection};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -170,15 +170,20 @@ impl Pool {
     {
         let mut taken = self.take(what).await?;
         let limit = self.inner.bounds.operation;
-        let run = self.run_on(&mut taken.connection, operation);
+        let mut begun = false;
+        let run = self.run_on(&mut taken.connection, &mut begun, operation);
         match tokio::time::timeout(limit, run).await {
             Ok(Ok(done)) => {
                 self.give_back(taken);
                 Ok(done)
             }
             Ok(Err(failure)) => {
-                // A transaction that the operation has left is rolled back before someone else uses the connection.
-                if failure.leaves_connection() && answers(&mut taken.connection, limit).await {
+                // A transaction that the operation has left is rolled back before someone else uses the connection. Of one that
+                // has only begun, sqlx does not know.
+                let db = &mut taken.connection;
+                let usable = failure.leaves_connection()
+                    && if begun { answers(db, limit).await } else { rolls_back(db, limit).await };
+                if usable {
                     self.give_back(taken);
                 } else {
                     self.state().epoch += 1;
@@ -190,15 +195,23 @@ impl Pool {
         }
     }
 
-    async fn run_on<T, F>(&self, connection: &mut PgConnection, operation: F) -> Result<T, Failure>
+    /// `begun`: what is open on the connection afterwards is known to sqlx.
+    async fn run_on<T, F>(
+        &self,
+        connection: &mut PgConnection,
+        begun: &mut bool,
+        operation: F,
+    ) -> Result<T, Failure>
     where
         F: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, Failure>> + Send,
     {
         if !self.inner.pooler {
+            *begun = true;
             return operation(connection).await;
         }
-        let begin = pooled::begin(self.inner.bounds.operation, self.inner.has_schema.load(Ordering::Relaxed));
-        let mut transaction = Transaction::begin_with(connection, begin).await?;
+        let first = pooled::begin(self.inner.bounds.operation, self.inner.has_schema.load(Ordering::Relaxed));
+        let mut transaction = Transaction::begin_with(connection, first).await?;
+        *begun = true;
         let done = operation(&mut transaction).await;
         transaction.end(done).await
     }
@@ -310,4 +323,9 @@ fn closed() -> StoreError {
 
 async fn answers(connection: &mut PgConnection, limit: Duration) -> bool {
     matches!(tokio::time::timeout(limit, connection.ping()).await, Ok(Ok(())))
+}
+
+/// Ends a transaction whose beginning failed: the server has begun it, and is in it, if a later statement of the same text failed.
+async fn rolls_back(connection: &mut PgConnection, limit: Duration) -> bool {
+    matches!(tokio::time::timeout(limit, connection.execute(sqlx::raw_sql("ROLLBACK"))).await, Ok(Ok(_)))
 }

@@ -56,6 +56,9 @@ fn main() -> ExitCode {
         trial("a_pooler_that_was_not_declared_is_told", false, |server| {
             block_on(a_pooler_that_was_not_declared_is_told(server));
         }),
+        trial("a_transaction_whose_beginning_fails_is_not_left_open", false, |server| {
+            block_on(a_transaction_whose_beginning_fails_is_not_left_open(server));
+        }),
         trial("a_lock_is_not_waited_for_without_bound", false, |server| {
             block_on(a_lock_is_not_waited_for_without_bound(server));
         }),
@@ -96,6 +99,24 @@ async fn the_test_bed_gives_statements_to_different_sessions(server: &'static Se
         sessions.insert(row.get::<i32, _>(0));
     }
     assert_eq!(sessions.len(), 2, "{sessions:?}");
+}
+
+/// The statements that stand before an operation fail for a while: afterwards each connection is as good as before.
+async fn a_transaction_whose_beginning_fails_is_not_left_open(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let store = database.open().await;
+    store.create_queue(&jobs(), QueueConfig::default()).await.unwrap();
+    let send = async || store.send(&jobs(), vec![NewMessage::new("x")]).await;
+    let mut admin = database.connect().await;
+    admin.execute("ALTER FUNCTION hapax.raise_fence() RENAME TO not_there").await.unwrap();
+    for _ in 0..3 {
+        let refused = send().await.unwrap_err().to_string();
+        assert!(refused.contains("raise_fence"), "{refused}");
+    }
+    admin.execute("ALTER FUNCTION hapax.not_there() RENAME TO raise_fence").await.unwrap();
+    for _ in 0..3 {
+        send().await.unwrap().remove(0).unwrap();
+    }
 }
 
 /// Whether repeating the call is the caller's business, as with any store.
