@@ -190,10 +190,20 @@ impl Runner {
 
     /// One answer per call, in their order.
     pub async fn run(self: &Arc<Self>, calls: Vec<Call>) -> Vec<Result<Value, StoreError>> {
-        let mut answers: Vec<Option<Result<Value, StoreError>>> = calls.iter().map(|_| None).collect();
-        if let Some(refusal) = self.refusal() {
-            return calls.iter().map(|_| Err(refusal.clone())).collect();
+        let answers = match self.refusal() {
+            Some(refusal) => calls.iter().map(|_| Err(refusal.clone())).collect(),
+            None => self.ask_until_answered(calls).await,
+        };
+        if answers.iter().any(Result::is_err) {
+            // Errors may be there at once. A caller that repeats its call at once must not keep the tasks from running that
+            // connect again and find that calls can be accepted, if all have one thread.
+            tokio::task::yield_now().await;
         }
+        answers
+    }
+
+    async fn ask_until_answered(self: &Arc<Self>, calls: Vec<Call>) -> Vec<Result<Value, StoreError>> {
+        let mut answers: Vec<Option<Result<Value, StoreError>>> = calls.iter().map(|_| None).collect();
         let mut open: Vec<Pending> = calls.into_iter().enumerate().map(Pending::new).collect();
         let end = Instant::now() + self.options.call_limit();
         // An attempt that begins later would have too little time for its answer, and an unknown outcome.

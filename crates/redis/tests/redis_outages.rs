@@ -34,6 +34,7 @@ fn main() -> std::process::ExitCode {
         a_damaged_entry_leaves_no_batch_half_counted,
         callers_of_a_server_that_hangs_are_answered_together,
         what_was_sent_and_not_answered_is_unknown,
+        callers_that_repeat_at_once_do_not_keep_the_store_from_recovering,
     ])
 }
 
@@ -381,4 +382,18 @@ async fn what_was_sent_and_not_answered_is_unknown() {
     let read = store.entry(&id("held")).await;
     server.resume();
     assert!(read.as_ref().is_err_and(StoreError::is_retryable), "{read:?}");
+}
+
+/// All tasks of the store have the one thread on which the caller repeats its call.
+async fn callers_that_repeat_at_once_do_not_keep_the_store_from_recovering() {
+    let server = RedisServer::start(DURABLE).unwrap();
+    let store = RedisStore::open(&url(&server), options()).await.unwrap();
+    let end = std::time::Instant::now() + Duration::from_mins(1);
+    let is_in_time = || std::time::Instant::now() < end;
+    for (policy, is_accepted) in [("allkeys-lru", false), ("noeviction", true)] {
+        server.cli(&["CONFIG", "SET", "maxmemory-policy", policy]).unwrap();
+        while claim(&store, ask("key", "ann")).await.is_ok() != is_accepted {
+            assert!(is_in_time(), "{policy} was not noticed");
+        }
+    }
 }
