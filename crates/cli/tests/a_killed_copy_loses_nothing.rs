@@ -127,7 +127,7 @@ fn traffic(source: &SharedStore, target: &str) -> tokio::task::JoinHandle<Traffi
     let all = async move {
         let producers = [0, 1].map(|number| tokio::spawn(produce(source.clone(), number)));
         let consumer = tokio::spawn(consume(source.clone()));
-        let recorder = tokio::spawn(record(source.clone()));
+        let ledger_user = tokio::spawn(record(source.clone()));
         let mut traffic = Traffic::default();
         for producer in producers {
             let (sent, why) = producer.await.unwrap();
@@ -137,7 +137,7 @@ fn traffic(source: &SharedStore, target: &str) -> tokio::task::JoinHandle<Traffi
         let (acked, why) = consumer.await.unwrap();
         assert!(why.contains(&target), "{why}");
         traffic.acked = acked;
-        let (recorded, why) = recorder.await.unwrap();
+        let (recorded, why) = ledger_user.await.unwrap();
         assert!(why.contains(&target), "{why}");
         traffic.recorded = recorded;
         traffic
