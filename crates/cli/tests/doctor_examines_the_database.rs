@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::postgres::database;
 use common::{Done, PATIENCE, Server, hapax, run};
-use hapax_faults::{PostgresServer, Process};
+use hapax_faults::{PgBouncer, PostgresServer, Process};
 use serde_json::Value;
 use tempfile::tempdir;
 
@@ -15,6 +15,11 @@ on_postgres![
     the_session_that_holds_xmin_is_named,
     tables_settings_privileges_and_clocks_are_examined,
     an_outbox_that_is_not_published_is_reported,
+    dead_rows_that_stay_are_counted,
+    standbys_that_nothing_waits_for_are_counted,
+    a_pooler_without_a_way_to_listen_is_told,
+    a_commit_that_does_not_wait_is_made_to_wait,
+    a_server_that_does_not_sync_is_refused,
 ];
 
 fn serve(url: &str) -> Server {
@@ -113,6 +118,103 @@ fn an_outbox_that_is_not_published_is_reported(postgres: &'static PostgresServer
     }
     let top = server.run(&["top", "--once"]).ok();
     assert!(top.contains("relay-lags"), "{top}");
+}
+
+/// Waits until both reports say this often that something was found.
+fn wait_for(server: &Server, url: &str, code: &str, count: usize) -> [Value; 2] {
+    let start = Instant::now();
+    loop {
+        let reports = reports(server, url);
+        if reports.iter().all(|report| found(report, code).len() == count) {
+            return reports;
+        }
+        assert!(start.elapsed() < PATIENCE, "{code}, {count} times: {reports:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn dead_rows_that_stay_are_counted(postgres: &'static PostgresServer) {
+    let (url, name) = database(postgres);
+    let server = serve(&url);
+    let die = |count: u32| {
+        let sql = format!(
+            "ALTER TABLE hapax.audit SET (autovacuum_enabled = off);
+             INSERT INTO hapax.audit (at_ms, by, what) SELECT 1, 'a', 'b' FROM generate_series(1, {count});
+             DELETE FROM hapax.audit"
+        );
+        postgres.sql(&name, &sql).unwrap();
+    };
+    // The counts of a session are known soon after its end.
+    let dead = "SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = 'hapax.audit'::regclass";
+    let start = Instant::now();
+    die(100_000);
+    while postgres.sql(&name, dead).unwrap().trim() != "100000" {
+        assert!(start.elapsed() < PATIENCE, "the dead rows are not counted");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    wait_for(&server, &url, "dead-rows", 0);
+    die(1);
+    for report in wait_for(&server, &url, "dead-rows", 1) {
+        assert!(found(&report, "dead-rows")[0].contains("audit (100001 dead, 0 live)"), "{report}");
+    }
+    // What the remedy says helps.
+    postgres.sql(&name, "VACUUM hapax.audit").unwrap();
+    wait_for(&server, &url, "dead-rows", 0);
+}
+
+fn standbys_that_nothing_waits_for_are_counted(postgres: &'static PostgresServer) {
+    let (url, _) = database(postgres);
+    let server = serve(&url);
+    wait_for(&server, &url, "replication-asynchronous", 0);
+    // A program that follows the log, as a standby does.
+    let folder = tempdir().unwrap();
+    let address = postgres.address();
+    let mut follow = std::process::Command::new(PostgresServer::programs().join("pg_receivewal"));
+    follow.args(["--no-loop", "--username=postgres", "--host", &address.ip().to_string(), "--port"]);
+    follow.arg(address.port().to_string()).arg("--directory").arg(folder.path());
+    let mut follows = Process::start(&mut follow).unwrap();
+    for report in wait_for(&server, &url, "replication-asynchronous", 1) {
+        let found = found(&report, "replication-asynchronous");
+        assert!(found[0].contains("1 standbys replicate asynchronously"), "{report}");
+    }
+    follows.kill();
+    wait_for(&server, &url, "replication-asynchronous", 0);
+}
+
+fn a_pooler_without_a_way_to_listen_is_told(postgres: &'static PostgresServer) {
+    let (url, _) = database(postgres);
+    drop(serve(&url));
+    let pooler = PgBouncer::start(postgres.address(), 3).unwrap();
+    let through = url.replace(&postgres.address().to_string(), &pooler.address().to_string());
+    let polling = format!("{through}?hapax_pooler=true");
+    let listening = format!("{polling}&hapax_listen_url={}", url.replace(':', "%3A").replace('/', "%2F"));
+    for (url, count) in [(&polling, 1), (&listening, 0)] {
+        let server = Server::start_in(tempdir().unwrap(), &["--store", url]);
+        for report in reports(&server, url) {
+            assert_eq!(found(&report, "pooler-without-listen").len(), count, "{report}");
+        }
+    }
+}
+
+fn a_server_that_does_not_sync_is_refused(_: &'static PostgresServer) {
+    let unsynced = PostgresServer::start(&["fsync=off"]).unwrap();
+    let (url, _) = database(&unsynced);
+    let server = serve(&url);
+    for report in reports(&server, &url) {
+        assert!(matches!(&found(&report, "fsync-off")[..], [one] if one.contains("fsync is off")), "{report}");
+        assert!(report["refusals"].as_u64() >= Some(1), "{report}");
+    }
+}
+
+/// The setting of the database is not that of the store's sessions: there is nothing to warn of.
+fn a_commit_that_does_not_wait_is_made_to_wait(postgres: &'static PostgresServer) {
+    let (url, name) = database(postgres);
+    postgres.sql("postgres", &format!("ALTER DATABASE {name} SET synchronous_commit = off")).unwrap();
+    let server = serve(&url);
+    for report in reports(&server, &url) {
+        assert_eq!(report["store"]["synchronous_commit"], "on", "{report}");
+        assert!(found(&report, "commit-not-synchronous").is_empty(), "{report}");
+    }
 }
 
 fn tables_settings_privileges_and_clocks_are_examined(postgres: &'static PostgresServer) {

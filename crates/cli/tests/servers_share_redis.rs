@@ -26,6 +26,8 @@ const TESTS: &[Test] = &[
     ("two_proxies_with_one_ledger_execute_once_and_outlive_redis", two_proxies),
     ("requests_that_ran_without_their_ledger_are_told", ran_unprotected),
     ("doctor_says_what_redis_cannot_keep", doctor),
+    ("keys_that_redis_has_evicted_are_told", evicted),
+    ("a_replica_that_nothing_waits_for_is_told", replica_behind),
     ("two_servers_serve_the_same_queues_and_outlive_redis", two_servers),
     ("two_servers_tell_one_story", one_story),
     ("a_settle_ends_its_claim_on_a_cluster", worker_on_cluster),
@@ -107,7 +109,7 @@ fn ran_unprotected() {
 
 /// The codes that `hapax doctor` finds, and whether it succeeds.
 fn found(url: &str) -> (Vec<String>, Option<i32>) {
-    let done = run(&tempdir().unwrap(), &["doctor", "--json", "--store", url]);
+    let done = run(&tempdir().unwrap(), &["doctor", "--json", "--endpoint", url]);
     let report: Value =
         serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"));
     let findings = report["store"]["findings"].as_array().unwrap();
@@ -136,6 +138,56 @@ fn doctor() {
     assert_eq!(found(&url), (vec!["redis-not-durable".to_owned()], Some(0)));
     let secret = run(&tempdir().unwrap(), &["doctor", "--store", "redis://ann:hunter2@127.0.0.1:1"]);
     assert!(secret.code == Some(1) && !format!("{secret:?}").contains("hunter2"), "{secret:?}");
+}
+
+/// Someone has set a policy that evicts, and set it back: what was lost meanwhile is told.
+fn evicted() {
+    let redis = RedisServer::start(DURABLE).unwrap();
+    let url = format!("redis://{}", redis.address());
+    let server = Server::start_in(tempdir().unwrap(), &["--store", &url]);
+    server.run(&["send", "--create", "jobs", "a"]).ok();
+    assert_eq!((found(&url), found(&server.endpoint)), ((vec![], Some(0)), (vec![], Some(0))));
+    let fill = "for n = 1, 5000 do redis.call('SET', 'other:' .. n, string.rep('x', 1000)) end";
+    redis.cli(&["EVAL", fill, "0"]).unwrap();
+    redis.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random", "maxmemory", "3mb"]).unwrap();
+    // A command that needs memory evicts first.
+    redis.cli(&["SET", "another", "x"]).unwrap();
+    redis.cli(&["CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "0"]).unwrap();
+    let info = redis.cli(&["INFO", "stats"]).unwrap();
+    let count = info.lines().find_map(|line| line.trim().strip_prefix("evicted_keys:")).unwrap().to_owned();
+    assert_ne!(count, "0");
+    let of_store = || (vec!["redis-keys-evicted".to_owned()], Some(0));
+    assert_eq!(found(&url), of_store());
+    let said = run(&tempdir().unwrap(), &["doctor", "--store", &url]).ok();
+    assert!(said.contains(&format!("{} has evicted {count} keys since it was started", redis.address())), "{said}");
+    // The server refuses calls until its next look at the settings.
+    let start = Instant::now();
+    while found(&server.endpoint) != of_store() {
+        assert!(start.elapsed() < common::PATIENCE, "{:?}", found(&server.endpoint));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    redis.cli(&["CONFIG", "RESETSTAT"]).unwrap();
+    assert_eq!(found(&url), (vec![], Some(0)));
+}
+
+fn replica_behind() {
+    let (redis, replica) = (RedisServer::start(DURABLE).unwrap(), RedisServer::start(DURABLE).unwrap());
+    let url = format!("redis://{}", redis.address());
+    assert_eq!(found(&url), (vec![], Some(0)));
+    let address = redis.address();
+    let (host, port) = address.rsplit_once(':').unwrap();
+    replica.cli(&["REPLICAOF", host, port]).unwrap();
+    let start = Instant::now();
+    while !redis.cli(&["INFO", "replication"]).unwrap().contains("state=online") {
+        assert!(start.elapsed() < common::PATIENCE, "the replica does not follow");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let behind = || (vec!["redis-replica-behind".to_owned()], Some(0));
+    assert_eq!(found(&url), behind(), "the level `local` does not wait for it");
+    let replicated = format!("{url}?hapax_durability=replicated");
+    assert_eq!(found(&replicated), behind(), "alone, the master accepts what no replica has");
+    redis.cli(&["CONFIG", "SET", "min-replicas-to-write", "1"]).unwrap();
+    assert_eq!(found(&replicated), (vec![], Some(0)));
 }
 
 fn bodies(received: &Value) -> Vec<String> {

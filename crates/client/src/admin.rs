@@ -1,5 +1,6 @@
 //! The administration seam over HTTP.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use async_trait::async_trait;
@@ -16,8 +17,9 @@ use serde::Deserialize;
 use crate::Client;
 use crate::transport::{Effect, Failure};
 use crate::wire::{
-    CountResponse, DiscardBody, HaltedGroups, MessagesPage, PauseBody, PurgeBody, QueueItem, QueuesResponse,
-    RedriveBody, RedrivesResponse, ReleaseMessagesBody, ResumeBody, ServerStatus, StoriesResponse,
+    CountResponse, DiscardBody, HaltedGroups, MessagesPage, PauseBody, PurgeBody, QueueFigures, QueueItem,
+    QueuesResponse, RedriveBody, RedrivesResponse, ReleaseMessagesBody, ResumeBody, ServerStatus,
+    StatsResponse, StoriesResponse,
 };
 
 fn read_error(failure: Failure) -> StoreError {
@@ -103,6 +105,31 @@ impl QueueAdmin for Client {
 
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
         self.transport.get(&format!("/v1/queues/{name}/stats")).await.map_err(read_error)
+    }
+
+    async fn stats_of(&self, names: &[QueueName]) -> Result<Vec<Option<QueueStats>>, StoreError> {
+        let found: HashMap<QueueName, QueueStats> = match names {
+            [] | [_] => HashMap::new(),
+            // A key that may not list queues asks for each.
+            _ => match self.figures().await {
+                Ok(figures) => figures.into_iter().map(|queue| (queue.name, queue.stats)).collect(),
+                Err(error) if error.is_retryable() => return Err(error),
+                Err(_) => HashMap::new(),
+            },
+        };
+        let mut all = Vec::with_capacity(names.len());
+        for name in names {
+            all.push(match found.get(name) {
+                Some(stats) => Some(*stats),
+                // It does not exist, or the answer says why it is not shown.
+                None => match self.stats(name).await {
+                    Ok(stats) => Some(stats),
+                    Err(StoreError::NoSuchQueue(_)) => None,
+                    Err(error) => return Err(error),
+                },
+            });
+        }
+        Ok(all)
     }
 
     async fn observed(&self, name: &QueueName) -> Result<Option<ObservedQueue>, StoreError> {
@@ -215,6 +242,12 @@ impl Client {
     /// The server's version and the status of its store, with whether this client's key may see all of it.
     pub async fn server_status(&self) -> Result<ServerStatus, StoreError> {
         self.transport.get::<ServerStatus>("/v1/status").await.map_err(read_error)
+    }
+
+    /// The figures of all queues whose counters this client's key may see.
+    pub async fn figures(&self) -> Result<Vec<QueueFigures>, StoreError> {
+        let answer: StatsResponse = self.transport.get("/v1/stats").await.map_err(read_error)?;
+        Ok(answer.queues)
     }
 
     /// What happened to a message, and why.

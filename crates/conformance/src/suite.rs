@@ -45,6 +45,10 @@ suite! {
         a_waiting_receive_waits_through_a_pause_and_wakes_when_it_ends,
         leases_run_out_in_a_paused_queue,
     }
+    0 p00_counters {
+        counters_of_many_queues_are_those_of_each: Order,
+        counters_follow_what_another_handle_changes: SecondHandle,
+    }
     0 p00_messages {
         a_message_arrives_as_it_was_sent,
         an_empty_body_is_a_message,

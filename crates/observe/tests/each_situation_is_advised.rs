@@ -30,13 +30,32 @@ const SITUATIONS: &[(&str, &str)] = &[
     ("queue-grows", "observe/tests/each_situation_is_advised.rs"),
     ("retention-drops-messages", "observe/tests/each_situation_is_advised.rs"),
     // What is true of a store.
+    ("store-stopped", "cli/tests/each_trouble_of_a_store_is_advised.rs"),
     ("store-paused", "cli/tests/doctor_says_what_cannot_hold.rs"),
+    ("store-warning", "cli/tests/each_trouble_of_a_store_is_advised.rs"),
+    ("version-differs", "cli/tests/each_trouble_of_a_store_is_advised.rs"),
     ("doubt-waits", "observe/tests/each_situation_is_advised.rs"),
     ("keys-reused", "observe/tests/each_situation_is_advised.rs"),
     ("ran-unprotected", "cli/tests/servers_share_redis.rs"),
+    // What a store stands on.
+    ("volatile-file-system", "cli/tests/each_trouble_of_a_store_is_advised.rs"),
+    ("disk-nearly-full", "cli/tests/each_trouble_of_a_store_is_advised.rs"),
+    ("clock-behind", "cli/tests/doctor_says_what_cannot_hold.rs"),
     ("many-in-doubt", "embedded/tests/ledger_doubt_is_bounded.rs"),
+    ("fsync-off", "cli/tests/doctor_examines_the_database.rs"),
+    ("table-unlogged", "cli/tests/doctor_examines_the_database.rs"),
+    ("privilege-missing", "cli/tests/doctor_examines_the_database.rs"),
+    ("replication-asynchronous", "cli/tests/doctor_examines_the_database.rs"),
     ("xmin-held", "cli/tests/doctor_examines_the_database.rs"),
+    ("dead-rows", "cli/tests/doctor_examines_the_database.rs"),
+    ("database-clock-differs", "cli/tests/doctor_examines_the_database.rs"),
+    ("pooler-without-listen", "cli/tests/doctor_examines_the_database.rs"),
     ("redis-may-evict", "cli/tests/servers_share_redis.rs"),
+    ("redis-durability", "cli/tests/servers_share_redis.rs"),
+    ("redis-no-replica", "redis/tests/redis_outages.rs"),
+    ("redis-keys-evicted", "cli/tests/servers_share_redis.rs"),
+    ("redis-not-durable", "cli/tests/servers_share_redis.rs"),
+    ("redis-replica-behind", "cli/tests/servers_share_redis.rs"),
     ("relay-lags", "cli/tests/doctor_examines_the_database.rs"),
     ("relay-lags", "cli/tests/relays_of_a_file_that_lag.rs"),
     // What a worker finds when it starts.
@@ -44,12 +63,48 @@ const SITUATIONS: &[(&str, &str)] = &[
     ("ledger-ttl-below-redrive", "worker/tests/outcomes_outlive_their_messages.rs"),
 ];
 
+/// Rules about stores and what they stand on whose situation no test makes, and why.
+const NOT_MADE: &[(&str, &str)] = &[
+    ("network-file-system", "a test cannot mount one: the store is told that it is on one"),
+    ("redis-too-old", "needs a server older than those that are supported"),
+    ("database-too-old", "needs a server older than those that are supported"),
+    ("commit-not-synchronous", "the store's sessions set synchronous_commit themselves"),
+];
+
+/// The files with the rules about stores and what they stand on. Rules about a configuration are pure, and are tested there.
+const RULES: &[&str] = &[
+    "core/src/policy/tier/store.rs",
+    "embedded/src/environment.rs",
+    "postgres/src/findings.rs",
+    "redis/src/guard.rs",
+];
+
+fn text_of(file: &str) -> String {
+    let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    std::fs::read_to_string(crates.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+}
+
+#[test]
+fn every_rule_about_a_store_has_its_situation() {
+    for file in RULES {
+        let text = text_of(file);
+        let codes: Vec<&str> = ["refusal(\"", "warning(\""]
+            .iter()
+            .flat_map(|rule| text.split(rule).skip(1).filter_map(|rest| Some(rest.split_once('"')?.0)))
+            .collect();
+        assert!(codes.len() >= 5, "{file}: {codes:?}");
+        for rule in codes {
+            let is_made = SITUATIONS.iter().any(|(code, _)| *code == rule);
+            let is_not = NOT_MADE.iter().any(|(code, _)| *code == rule);
+            assert!(is_made != is_not, "{file}: no test makes the situation of {rule}, and nothing says why");
+        }
+    }
+}
+
 #[test]
 fn every_rule_about_what_happens_has_its_situation() {
-    let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     for (code, file) in SITUATIONS {
-        let text =
-            std::fs::read_to_string(crates.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        let text = text_of(file);
         // This file has the table, too.
         let of_table = if file.ends_with("each_situation_is_advised.rs") {
             SITUATIONS.iter().filter(|(of, _)| of == code).count()

@@ -110,6 +110,27 @@ async fn every_call_on_another_queue_is_refused() {
 }
 
 #[tokio::test]
+async fn the_figures_of_all_queues_are_those_of_the_keys_own() {
+    let api = start(true).await;
+    let shown = async |key| {
+        let all = api.call_as("GET", "/v1/stats", Value::Null, key).await.expect(200);
+        let mut names = Vec::new();
+        for queue in all["queues"].as_array().unwrap() {
+            let name = queue["name"].as_str().unwrap().to_owned();
+            for part in ["stats", "observed"] {
+                let path = format!("/v1/queues/{name}/{part}");
+                let alone = api.call_as("GET", &path, Value::Null, key).await.expect(200);
+                assert_eq!(queue[part], alone, "{path}");
+            }
+            names.push(name);
+        }
+        names
+    };
+    assert_eq!(shown(ROOT).await, ["mine", "mine-dead", "theirs", "theirs-dead"]);
+    assert_eq!(shown(SOME).await, ["mine", "mine-dead"]);
+}
+
+#[tokio::test]
 async fn a_redrive_home_moves_only_what_may_go_home() {
     // A dead letter of `theirs` is in `mine-dead`, although `theirs` now uses another dead-letter queue.
     let api = start(true).await;

@@ -193,8 +193,11 @@ async fn examine_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyh
     Ok(DoctorReport { store: section, queues, ..DoctorReport::default() })
 }
 
-async fn store_facts(store: &Store) -> Result<StoreFacts, StoreError> {
-    advice::store_facts(store.admin().as_ref(), &Known::default()).await
+/// What can be told about a store and its queues without a server that observes them. The counters of all queues are asked for
+/// at once.
+async fn advise(store: &dyn AllSeams, producer_retry_ms: Option<u64>) -> Result<Advice, StoreError> {
+    let known = Known { producer_retry_ms, ..Known::default() };
+    advice::of_store(store, &known, true).await
 }
 
 async fn examine_database(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Result<DoctorReport> {
@@ -207,9 +210,10 @@ async fn examine_database(url: &str, producer_retry_ms: Option<u64>) -> anyhow::
         messages: Some(status.messages),
         ..StoreSection::default()
     };
-    section.add(check_store(&store_facts(&store).await?));
+    let advice = advise(store.admin().as_ref(), producer_retry_ms).await?;
+    section.add(advice.of_whole());
     section.examined(store.admin().examine().await?);
-    let queues = queues(store.admin().as_ref(), None, producer_retry_ms).await?;
+    let queues = queues(store.admin().as_ref(), Some(&advice), producer_retry_ms).await?;
     store.close().await;
     Ok(DoctorReport { store: section, queues, ..DoctorReport::default() })
 }
@@ -228,8 +232,9 @@ async fn examine_redis(url: &str, producer_retry_ms: Option<u64>) -> anyhow::Res
         Ok(store) => {
             let status = store.admin().status().await?;
             report.store.messages = Some(status.messages);
-            report.store.add(check_store(&store_facts(&store).await?));
-            report.queues = queues(store.admin().as_ref(), None, producer_retry_ms).await?;
+            let advice = advise(store.admin().as_ref(), producer_retry_ms).await?;
+            report.store.add(advice.of_whole());
+            report.queues = queues(store.admin().as_ref(), Some(&advice), producer_retry_ms).await?;
             store.close().await;
         }
         // The examination has said why.
@@ -259,8 +264,9 @@ async fn examine_folder(
         Ok(store) => {
             let status = store.admin().status().await?;
             report.store.messages = Some(status.messages);
-            report.store.add(check_store(&store_facts(&store).await?));
-            report.queues = queues(store.admin().as_ref(), None, producer_retry_ms).await?;
+            let advice = advise(store.admin().as_ref(), producer_retry_ms).await?;
+            report.store.add(advice.of_whole());
+            report.queues = queues(store.admin().as_ref(), Some(&advice), producer_retry_ms).await?;
             store.admin().close().await?;
         }
         Err(error) => match error.downcast_ref::<embedded::OpenError>() {

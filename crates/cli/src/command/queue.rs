@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use hapax::core::store::SharedStore;
 use hapax::core::{QueueInfo, QueueStats, RedriveAllow};
-use hapax::{MessageId, QueueConfig, QueueKind, QueueName, QueuePair, StoreError};
+use hapax::{MessageId, QueueConfig, QueueKind, QueueName, QueuePair};
 use hapax_client::wire::pause_reason_problem;
 use serde_json::json;
 
@@ -129,15 +129,11 @@ fn parse_reason(text: &str) -> Result<String, String> {
 /// Runs `hapax queues`.
 pub async fn list(args: QueuesArgs) -> anyhow::Result<()> {
     let (out, store) = (args.remote.output(), args.remote.connect().await?);
-    let mut queues = Vec::new();
-    for info in store.queues().await? {
-        match store.stats(&info.name).await {
-            Ok(stats) => queues.push((info, stats)),
-            // A queue that was deleted meanwhile is not an error.
-            Err(StoreError::NoSuchQueue(_)) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+    let all = store.queues().await?;
+    let names: Vec<QueueName> = all.iter().map(|info| info.name.clone()).collect();
+    let stats = store.stats_of(&names).await?;
+    // A queue that was deleted meanwhile is not an error.
+    let queues: Vec<_> = all.into_iter().zip(stats).filter_map(|(info, stats)| Some((info, stats?))).collect();
     let status = store.status().await?;
     for trouble in status.stopped.iter().chain(&status.warnings) {
         note(&format!("warning: {}", escape(trouble)));

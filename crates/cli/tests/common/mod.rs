@@ -125,7 +125,13 @@ impl Server {
     /// Starts one in a folder, with additional arguments.
     pub fn start_in(folder: TempDir, args: &[&str]) -> Self {
         let mut command = hapax(&folder, &["serve", "--listen", "127.0.0.1:0"]);
-        command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(args);
+        Self::start_by(folder, command)
+    }
+
+    /// Starts one by a command that runs it in this folder.
+    pub fn start_by(folder: TempDir, mut command: Command) -> Self {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (tell, lines) = channel();
         let stdout = BufReader::new(child.stdout.take().unwrap());
@@ -149,6 +155,10 @@ impl Server {
                 }
             }
         }
+    }
+
+    pub fn process_id(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn is_running(&mut self) -> bool {

@@ -10,7 +10,16 @@ const OVERLOADED: &str = r#"{"code":"overloaded","detail":"too much","retryable"
 
 /// Passes each request on to the server unless `refuses` says so of its first line; then it answers 503 `overloaded`.
 /// Returns its URL.
-pub fn relay(server: &Server, mut refuses: impl FnMut(&str) -> bool + Send + 'static) -> String {
+pub fn relay(server: &Server, refuses: impl FnMut(&str) -> bool + Send + 'static) -> String {
+    relay_altered(server, refuses, |answer| answer)
+}
+
+/// The same, with a change to what the server answers; its length must stay.
+pub fn relay_altered(
+    server: &Server,
+    mut refuses: impl FnMut(&str) -> bool + Send + 'static,
+    alter: impl Fn(String) -> String + Send + 'static,
+) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (url, to) = (format!("http://{}", listener.local_addr().unwrap()), server.address().to_owned());
     std::thread::spawn(move || {
@@ -27,7 +36,7 @@ pub fn relay(server: &Server, mut refuses: impl FnMut(&str) -> bool + Send + 'st
                 server.write_all(request.as_bytes()).unwrap();
                 let mut answer = Vec::new();
                 server.read_to_end(&mut answer).unwrap();
-                answer
+                alter(String::from_utf8(answer).unwrap()).into_bytes()
             };
             let _ = stream.write_all(&answer);
         }

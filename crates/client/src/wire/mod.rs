@@ -12,9 +12,10 @@ mod transfer;
 
 use std::collections::BTreeMap;
 
+use hapax_core::policy::tier::ObservedQueue;
 use hapax_core::{
     Capabilities, Document, DocumentName, GroupId, LedgerCapabilities, MessageId, QueueConfig, QueueInfo,
-    QueueName, QueuePause, Receive, RedriveFilter, RedriveRequest, RedriveTask, Revision, StoreStatus,
+    QueueName, QueuePause, QueueStats, Receive, RedriveFilter, RedriveRequest, RedriveTask, Revision, StoreStatus,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -297,6 +298,25 @@ pub struct PauseBody {
 pub struct QueuesResponse {
     /// All queues, ordered by name.
     pub queues: Vec<QueueItem>,
+}
+
+/// `GET /v1/stats`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct StatsResponse {
+    /// The queues whose counters the key may see, ordered by name.
+    pub queues: Vec<QueueFigures>,
+}
+
+/// The figures of a queue.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct QueueFigures {
+    /// Its name.
+    pub name: QueueName,
+    /// What the store counts.
+    pub stats: QueueStats,
+    /// The latest minutes, as the server saw them.
+    #[serde(default)]
+    pub observed: ObservedQueue,
 }
 
 /// `GET /v1/queues/{queue}/messages`.

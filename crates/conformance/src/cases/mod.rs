@@ -1,6 +1,7 @@
 //! The cases, one file per point of the design; `suite.rs` lists them.
 
 pub(crate) mod p00_changes;
+pub(crate) mod p00_counters;
 pub(crate) mod p00_keys;
 pub(crate) mod p00_messages;
 pub(crate) mod p00_queues;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hapax_core::{
-    AdminError, GroupId, MessageId, QueueConfig, QueueInfo, QueueName, QueuePause, QueueStats, Revision,
+    AdminError, GroupId, MessageId, QueueConfig, QueueInfo, QueueName, QueuePause, Revision,
     StoreError, StoreStatus, policy, validate,
 };
 use sqlx::{PgConnection, Row as _};
@@ -234,42 +234,6 @@ async fn empty_gone(db: &mut PgConnection) -> Result<BTreeSet<i32>, Failure> {
     Ok(freed)
 }
 
-/// What a queue holds now. Time may have ended leases that are still in their table.
-async fn count(db: &mut PgConnection, name: &QueueName) -> Result<(i32, QueueStats), Failure> {
-    let queue = Queue::get(db, name).await?;
-    let sql = "WITH t AS MATERIALIZED (SELECT hapax.now_ms() AS now) SELECT \
-        (SELECT count(*) FROM hapax.q_ready WHERE queue_id = $1) + \
-        (SELECT count(*) FROM hapax.q_fifo, t WHERE queue_id = $1 AND coalesce(until_ms, 0) <= now) AS ready, \
-        (SELECT count(*) FROM hapax.q_due WHERE queue_id = $1) + \
-        (SELECT count(*) FROM hapax.q_fifo, t WHERE queue_id = $1 AND until_ms > now) AS delayed, \
-        (SELECT count(*) FROM hapax.q_claim WHERE queue_id = $1) AS in_flight, \
-        (SELECT count(*) FROM hapax.q_parked WHERE queue_id = $1) AS parked, \
-        (SELECT count(*) FROM hapax.q_fifo f WHERE queue_id = $1 AND EXISTS (SELECT 1 FROM hapax.q_undecided u \
-           WHERE u.queue_id = f.queue_id AND u.grp = f.grp)) AS halted, \
-        (SELECT sum(b)::bigint FROM (SELECT sum(bytes) AS b FROM hapax.q_ready WHERE queue_id = $1 UNION ALL \
-           SELECT sum(bytes) FROM hapax.q_fifo WHERE queue_id = $1 UNION ALL SELECT sum(bytes) FROM hapax.q_due WHERE queue_id = $1 \
-           UNION ALL SELECT sum(bytes) FROM hapax.q_claim WHERE queue_id = $1 UNION ALL \
-           SELECT sum(bytes) FROM hapax.q_parked WHERE queue_id = $1) x) AS bytes, \
-        (SELECT min(s) FROM (SELECT min(sent_ms) AS s FROM hapax.q_ready WHERE queue_id = $1 UNION ALL \
-           SELECT min(sent_ms) FROM hapax.q_fifo WHERE queue_id = $1 UNION ALL SELECT min(sent_ms) FROM hapax.q_due WHERE queue_id = $1 \
-           UNION ALL SELECT min(sent_ms) FROM hapax.q_claim WHERE queue_id = $1 UNION ALL \
-           SELECT min(sent_ms) FROM hapax.q_parked WHERE queue_id = $1) x) AS oldest";
-    let row = sqlx::query(sql).bind(queue.id).fetch_one(db).await?;
-    let number = |name: &str| row.try_get::<i64, _>(name).map(|n| n as u64);
-    let maybe = |name: &str| row.try_get::<Option<i64>, _>(name).map(|n| n.map(|n| n as u64));
-    let stats = QueueStats {
-        ready: number("ready")?,
-        delayed: number("delayed")?,
-        in_flight: number("in_flight")?,
-        parked: number("parked")?,
-        halted: number("halted")?,
-        bytes: maybe("bytes")?.unwrap_or(0),
-        oldest_sent_ms: maybe("oldest")?,
-        ..QueueStats::default()
-    };
-    Ok((queue.id, stats))
-}
-
 impl Inner {
     pub(super) async fn create_queue(
         &self,
@@ -377,28 +341,6 @@ impl Inner {
             })
         });
         list.await
-    }
-
-    pub(super) async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
-        let asked = name.clone();
-        let queue = self.queue(name).await?;
-        if let Some(stats) = lock(&self.counted).stats(queue.id) {
-            let totals = lock(&self.totals).get(&queue.id).copied().unwrap_or_default();
-            return Ok(QueueStats { totals, ..stats });
-        }
-        let start = Instant::now();
-        // What time has caused is done first, so that a lease which has ended is not counted as one.
-        if self.is_due(&queue).await? {
-            self.sweep(&queue).await?;
-        }
-        let counted = self
-            .base
-            .pool
-            .run("count messages", Access::Read, move |db| Box::pin(async move { count(db, &asked).await }));
-        let (queue_id, stats) = counted.await?;
-        lock(&self.counted).note_stats(queue_id, stats, start.elapsed());
-        let totals = lock(&self.totals).get(&queue_id).copied().unwrap_or_default();
-        Ok(QueueStats { totals, ..stats })
     }
 
     pub(super) async fn purge(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {

@@ -37,6 +37,7 @@ mod seams;
 mod send;
 mod settle;
 mod settled;
+mod stats;
 mod sweep;
 mod transaction;
 mod transfer;

@@ -172,11 +172,6 @@ impl Inner {
         }
     }
 
-    /// Whether a lease or a delay of a queue is over.
-    pub(super) async fn is_due(&self, queue: &Queue) -> Result<bool, StoreError> {
-        Ok(self.probed(queue).await?.0)
-    }
-
     /// Whether a lease or a delay is over, the store's time, and when the next one is over.
     async fn probed(&self, queue: &Queue) -> Result<(bool, u64, Option<u64>), StoreError> {
         let (id, from_ms) = (queue.id, self.sweep_from(queue.id));

@@ -95,6 +95,10 @@ impl QueueAdmin for PostgresStore {
         self.opened()?.stats(name).await
     }
 
+    async fn stats_of(&self, names: &[QueueName]) -> Result<Vec<Option<QueueStats>>, StoreError> {
+        self.opened()?.stats_of(names).await
+    }
+
     async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         self.opened()?.purge(name, interval_ms).await
     }

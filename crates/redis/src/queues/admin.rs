@@ -1,13 +1,11 @@
 //! Administration of queues.
 
-use std::collections::BTreeSet;
-
 use hapax_core::copy::check_open;
-use hapax_core::store::QueueTotals;
 use hapax_core::{
     AdminError, Browse, Discarded, EntryId, GroupId, IdempotencyKey, MessageId, MessageState, MessageView,
-    Page, QueueConfig, QueueInfo, QueueName, QueuePause, QueueStats, Revision, StoreError, validate,
+    Page, QueueConfig, QueueInfo, QueueName, QueuePause, Revision, StoreError, validate,
 };
+use redis::Value;
 
 use super::Queues;
 use super::call::{Answer, Fields};
@@ -18,12 +16,13 @@ use crate::ledger::whole;
 use crate::run::Call;
 use crate::script::QueueScript;
 
-/// Halted groups that one call counts or lists.
-const HALTED_MAX: usize = 10_000;
 /// Scripts of one purge; each removes up to 500 dead letters that groups wait for.
 const CLEAR_STEPS_MAX: usize = 10_000;
 /// Scripts of one page: messages of other states are passed over.
 const VIEW_STEPS_MAX: usize = 100;
+
+/// A configuration with its revision, if the queue exists.
+pub(super) type ReadInfo = Result<Option<(QueueInfo, String)>, StoreError>;
 
 fn json(config: &QueueConfig) -> Vec<u8> {
     serde_json::to_vec(config).expect("a configuration is plain data")
@@ -204,61 +203,24 @@ impl Queues {
 
     pub(super) async fn infos(&self) -> Result<Vec<QueueInfo>, StoreError> {
         let names = self.names().await?;
-        let args: [&[u8]; 6] = [b"get", b"", b"", b"0", b"", b""];
-        let call = |name: &QueueName| self.call(QueueScript::Configure, &self.any(name), &args);
         let mut found = Vec::with_capacity(names.len());
-        for (name, value) in names.iter().zip(whole(self.runner.run(names.iter().map(call).collect()).await)?)
-        {
-            let mut answer = Answer::read("queues", value)?;
-            // Else it was deleted meanwhile.
-            if answer.status == "done" {
-                found.push(info(name, &mut answer.values)?.0);
-            }
+        for info in self.read_infos(&names.iter().collect::<Vec<_>>()).await {
+            // A queue without one was deleted meanwhile.
+            found.extend(info?.map(|(info, _)| info));
         }
         Ok(found)
     }
 
-    pub(super) async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
-        let (mut values, halted, oldest, _) = self.read_stats(name).await?;
-        let mut next = || values.number();
-        let (_messages, bytes, _noisy, _letters) = (next()?, next()?, next()?, next()?);
-        let (ready, delayed, in_flight, parked) = (next()?, next()?, next()?, next()?);
-        let totals = QueueTotals {
-            sent: next()?,
-            duplicates: next()?,
-            delivered: next()?,
-            acked: next()?,
-            retried: next()?,
-            deferred: next()?,
-            expired: next()?,
-            dead: next()?,
-            stale: next()?,
-            retention_dropped: next()?,
-            damaged: next()?,
+    /// The configurations of queues with their revisions, read together; `None` for a queue that does not exist.
+    pub(super) async fn read_infos(&self, names: &[&QueueName]) -> Vec<ReadInfo> {
+        let args: [&[u8]; 6] = [b"get", b"", b"", b"0", b"", b""];
+        let call = |name: &&QueueName| self.call(QueueScript::Configure, &self.any(name), &args);
+        let answers = self.runner.run(names.iter().map(call).collect()).await;
+        let read = |(name, value): (&&QueueName, Result<Value, StoreError>)| {
+            let mut answer = Answer::read("queues", value?)?;
+            if answer.status == "done" { info(name, &mut answer.values).map(Some) } else { Ok(None) }
         };
-        Ok(QueueStats { ready, delayed, in_flight, parked, halted, bytes, oldest_sent_ms: oldest, totals })
-    }
-
-    pub(super) async fn halted(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError> {
-        let (.., groups) = self.read_stats(name).await?;
-        let groups: BTreeSet<GroupId> = groups
-            .into_iter()
-            .map(|group| group.parse().map_err(|_| unexpected("stats")))
-            .collect::<Result<_, _>>()?;
-        Ok(groups.into_iter().collect())
-    }
-
-    async fn read_stats(
-        &self,
-        name: &QueueName,
-    ) -> Result<(Fields, u64, Option<u64>, Vec<String>), StoreError> {
-        let _ticket = self.asking.begin();
-        let mut answer =
-            self.ask(QueueScript::Stats, name, |_| vec![HALTED_MAX.to_string().into_bytes()]).await?;
-        self.after(name, &answer).await;
-        let (values, halted) = (answer.values.fields()?, answer.values.number()?);
-        let oldest = u64::try_from(answer.values.signed()?).ok();
-        Ok((values, halted, oldest, answer.values.texts()?))
+        names.iter().zip(answers).map(read).collect()
     }
 
     /// Messages and bytes of all queues.

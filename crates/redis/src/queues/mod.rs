@@ -13,6 +13,7 @@ mod redrive;
 mod seams;
 mod send;
 mod settle;
+mod stats;
 mod sweep;
 mod transfer;
 
@@ -20,7 +21,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use hapax_core::{QueueConfig, QueueName, StoreError};
+use hapax_core::{QueueConfig, QueueInfo, QueueName, StoreError};
 
 use crate::hints::Hints;
 use crate::keys::{Shard, shard_of_queue};
@@ -42,6 +43,8 @@ const POLL_MS_DEAF: u64 = 500;
 pub(crate) const POLL_MS_MIN: u64 = 20;
 /// How often a call is repeated because the queue's settings were changed meanwhile.
 const CHANGES_MAX: usize = 10;
+/// Queues whose scripts are sent together. Each script is short, and the time for all answers is that of one call.
+const TOGETHER_MAX: usize = 100;
 
 /// The queues' part of a store.
 pub(crate) struct Queues {
@@ -124,9 +127,30 @@ impl Queues {
             return Ok(found);
         }
         let (info, revision) = self.read_info(name).await?;
-        let known = Arc::new(Known::new(self.runner.keys.queue(name), name, info.config, &revision));
-        self.cache().insert(name.clone(), known.clone());
-        Ok(known)
+        Ok(self.remember(info, &revision))
+    }
+
+    /// The same for several queues; `None` for one that does not exist. Those that are not in memory are read together.
+    async fn known_of(&self, names: &[&QueueName]) -> Vec<Result<Option<Arc<Known>>, StoreError>> {
+        let mut all: Vec<Result<Option<Arc<Known>>, StoreError>> = {
+            let cache = self.cache();
+            names.iter().map(|name| Ok(cache.get(*name).cloned())).collect()
+        };
+        let missing: Vec<usize> = (0..names.len()).filter(|at| matches!(all[*at], Ok(None))).collect();
+        for some in missing.chunks(TOGETHER_MAX) {
+            let asked: Vec<&QueueName> = some.iter().map(|at| names[*at]).collect();
+            for (at, info) in some.iter().zip(self.read_infos(&asked).await) {
+                all[*at] = info.map(|info| info.map(|(info, revision)| self.remember(info, &revision)));
+            }
+        }
+        all
+    }
+
+    fn remember(&self, info: QueueInfo, revision: &str) -> Arc<Known> {
+        let keys = self.runner.keys.queue(&info.name);
+        let known = Arc::new(Known::new(keys, &info.name, info.config, revision));
+        self.cache().insert(info.name, known.clone());
+        known
     }
 
     fn fence_floor(&self) -> u64 {

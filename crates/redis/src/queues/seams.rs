@@ -131,6 +131,10 @@ impl QueueAdmin for RedisStore {
         self.queues_part()?.stats(name).await
     }
 
+    async fn stats_of(&self, names: &[QueueName]) -> Result<Vec<Option<QueueStats>>, StoreError> {
+        self.queues_part()?.stats_of(names).await
+    }
+
     async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
         self.queues_part()?.clear(name, "purge", interval_ms).await
     }

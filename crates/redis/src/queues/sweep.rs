@@ -93,12 +93,11 @@ impl Queues {
         for left in &left {
             swept = swept.and(self.sweep_moves(left).await);
         }
-        // The settings of a queue that is new to this process are read here, one by one.
-        let mut queues = Vec::new();
-        for name in self.names_in(&shards).await? {
-            match self.known(&name).await {
-                Ok(known) => queues.push(known),
-                Err(StoreError::NoSuchQueue(_)) => {}
+        let names = self.names_in(&shards).await?;
+        let mut queues = Vec::with_capacity(names.len());
+        for known in self.known_of(&names.iter().collect::<Vec<_>>()).await {
+            match known {
+                Ok(known) => queues.extend(known),
                 Err(error) => swept = swept.and(Err(error)),
             }
         }

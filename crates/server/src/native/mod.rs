@@ -135,9 +135,10 @@ impl Native {
 /// Method, path below `/v1`, handler.
 type Route = (&'static str, &'static str, fn() -> MethodRouter<Arc<Api>>);
 
-/// What operators of a ledger and its store need, `hapax doctor` with its list of queues among them.
+/// What operators of a ledger and its store need, `hapax doctor` and `hapax top` with their lists of queues among them.
 const OPERATOR_ROUTES: &[Route] = &[
     ("get", "/queues", || get(queues::list)),
+    ("get", "/stats", || get(queues::all_stats)),
     ("get", "/claims/{scope}/{key}", || get(claims::show)),
     ("delete", "/claims/{scope}/{key}", || delete(claims::forget)),
     ("post", "/claims/{scope}/{key}/resolve", || post(claims::resolve)),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use hapax_client::wire::{
-    CountResponse, PauseBody, PurgeBody, QueueItem, QueuesResponse, ResumeBody, pause_reason_problem,
+    CountResponse, PauseBody, PurgeBody, QueueFigures, QueueItem, QueuesResponse, ResumeBody, StatsResponse,
+    pause_reason_problem,
 };
 use hapax_core::{AdminError, QueueConfig, QueueName, QueueStats, Revision};
 use http::StatusCode;
@@ -198,6 +199,24 @@ pub(super) async fn stats(
 ) -> JsonResult<QueueStats> {
     let name = caller.allowed_queue("GetQueueAttributes", &queue)?;
     Ok(axum::Json(native.store.stats(&name).await?))
+}
+
+/// The figures of all queues whose counters the key may see.
+pub(super) async fn all_stats(State(native): State<Arc<Api>>, caller: Caller) -> JsonResult<StatsResponse> {
+    caller.check_action("ListQueues")?;
+    let is_visible = |name: &QueueName| {
+        caller.may_see_queue(name) && caller.check_queue("GetQueueAttributes", name).is_ok()
+    };
+    let all = native.store.queues().await?.into_iter();
+    let names: Vec<QueueName> = all.map(|info| info.name).filter(is_visible).collect();
+    let mut queues = Vec::with_capacity(names.len());
+    for (name, stats) in names.iter().zip(native.store.stats_of(&names).await?) {
+        // Else it was deleted meanwhile.
+        let Some(stats) = stats else { continue };
+        let observed = native.observer().and_then(|observer| observer.window(name)).unwrap_or_default();
+        queues.push(QueueFigures { name: name.clone(), stats, observed });
+    }
+    Ok(axum::Json(StatsResponse { queues }))
 }
 
 pub(super) async fn purge(

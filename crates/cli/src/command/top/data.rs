@@ -1,8 +1,10 @@
 //! What `hapax top` reads.
 
+use std::collections::HashMap;
+
 use hapax::core::policy::tier::ObservedQueue;
 use hapax::core::store::SharedStore;
-use hapax::core::{LedgerStats, QueueStats, StoreError, Tier};
+use hapax::core::{LedgerStats, QueueInfo, QueueName, QueueStats, Tier};
 use hapax_client::Client;
 use hapax_observe::advice::{self, Advice, Known};
 use serde::Serialize;
@@ -56,16 +58,13 @@ impl Reader {
 
     pub async fn read(&self) -> anyhow::Result<Snapshot> {
         let all = self.store.queues().await?;
-        let more = all.len().saturating_sub(QUEUES_MAX);
-        let mut queues = Vec::new();
-        for info in all.into_iter().take(QUEUES_MAX) {
-            let stats = match self.store.stats(&info.name).await {
-                Ok(stats) => stats,
-                Err(StoreError::NoSuchQueue(_)) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            // A key that may not see it sees the rest.
-            let seen = self.store.observed(&info.name).await.ok().flatten().unwrap_or_default();
+        let count = all.len();
+        let shown: Vec<QueueInfo> = all.into_iter().take(QUEUES_MAX).collect();
+        let names: Vec<QueueName> = shown.iter().map(|info| info.name.clone()).collect();
+        let mut queues = Vec::with_capacity(names.len());
+        for (info, figures) in shown.into_iter().zip(self.figures(&names).await?) {
+            // Else it was deleted meanwhile, or this key may not see its counters.
+            let Some((stats, seen)) = figures else { continue };
             queues.push(QueueRow {
                 name: info.name.to_string(),
                 tier: info.config.tier,
@@ -75,6 +74,7 @@ impl Reader {
                 seen,
             });
         }
+        let more = count - queues.len();
         let ledger = self.store.ledger_stats().await.ok();
         let mut advice = match &self.client {
             Some(client) => client.advice(None).await.unwrap_or_default(),
@@ -84,5 +84,20 @@ impl Reader {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         Ok(Snapshot { at_ms, place: self.place.clone(), queues, more, ledger, advice })
+    }
+
+    /// The counters of queues, and what a server saw of them.
+    async fn figures(
+        &self,
+        names: &[QueueName],
+    ) -> anyhow::Result<Vec<Option<(QueueStats, ObservedQueue)>>> {
+        if let Some(client) = &self.client {
+            let all = client.figures().await?.into_iter();
+            let mut all: HashMap<QueueName, _> =
+                all.map(|queue| (queue.name, (queue.stats, queue.observed))).collect();
+            return Ok(names.iter().map(|name| all.remove(name)).collect());
+        }
+        let all = self.store.stats_of(names).await?.into_iter();
+        Ok(all.map(|stats| Some((stats?, ObservedQueue::default()))).collect())
     }
 }

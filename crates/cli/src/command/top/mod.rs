@@ -29,7 +29,8 @@ Examples:
   hapax top --interval 5s --endpoint http://10.0.0.7:9324
   hapax top --once
 
-Keys: up and down choose a queue, Enter shows it, a shows the advice, Esc goes back, q quits.
+Keys: up and down choose a queue, Enter shows it, a shows the advice, where up and down move through the findings; Page Up,
+Page Down, Home and End move further; Esc goes back, q quits. The first 200 queues by name are shown.
 In a pipe, or with --once, it prints what it would show first and ends; a line has: queue NAME, ready, in flight, parked,
 deliveries, repeated because a lease ran out, P99 of the time until a settle in ms, lease in ms; or advice, queue, code, what,
 what to do.")]
@@ -58,6 +59,8 @@ enum Page {
 struct Screen {
     page: Page,
     selected: usize,
+    /// The finding that the page of advice begins with.
+    first_finding: usize,
     now: Snapshot,
     before: Option<Snapshot>,
     problem: Option<String>,
@@ -79,7 +82,19 @@ impl Screen {
             }
             Err(error) => self.problem = Some(escape(&format!("{error:#}"))),
         }
+        self.stay_within();
+    }
+
+    /// Moves through queues or findings, as far as there are any.
+    fn move_by(&mut self, steps: isize) {
+        let at = if self.page == Page::Advice { &mut self.first_finding } else { &mut self.selected };
+        *at = at.saturating_add_signed(steps);
+        self.stay_within();
+    }
+
+    fn stay_within(&mut self) {
         self.selected = self.selected.min(self.now.queues.len().saturating_sub(1));
+        self.first_finding = self.first_finding.min(self.now.advice.findings.len().saturating_sub(1));
     }
 
     fn key(&mut self, key: Key) -> Next {
@@ -87,21 +102,35 @@ impl Screen {
             Key::Quit => return Next::Quit,
             Key::Back if self.page == Page::Overview => return Next::Quit,
             Key::Back | Key::Overview => self.page = Page::Overview,
-            Key::Advice => self.page = Page::Advice,
+            Key::Advice => {
+                self.page = Page::Advice;
+                self.first_finding = 0;
+            }
             Key::Enter if !self.now.queues.is_empty() => self.page = Page::Queue,
-            Key::Up => self.selected = self.selected.saturating_sub(1),
-            Key::Down => self.selected = (self.selected + 1).min(self.now.queues.len().saturating_sub(1)),
             Key::Enter => {}
+            Key::Up => self.move_by(-1),
+            Key::Down => self.move_by(1),
+            Key::PageUp => self.move_by(-PAGE_ROWS),
+            Key::PageDown => self.move_by(PAGE_ROWS),
+            Key::First => self.move_by(isize::MIN),
+            Key::Last => self.move_by(isize::MAX),
         }
         Next::Stay
     }
 }
+
+/// Rows that Page Up and Page Down move.
+const PAGE_ROWS: isize = 10;
 
 /// A key that means something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Key {
     Up,
     Down,
+    PageUp,
+    PageDown,
+    First,
+    Last,
     Enter,
     Advice,
     Overview,
@@ -115,14 +144,12 @@ fn keys(bytes: &[u8]) -> Vec<Key> {
     let mut rest = bytes;
     while let Some((first, after)) = rest.split_first() {
         rest = after;
-        let key = match first {
-            0x1b => match after {
-                [b'[' | b'O', b'A', ..] => Some(Key::Up),
-                [b'[' | b'O', b'B', ..] => Some(Key::Down),
-                // Escape alone; any other sequence means nothing.
-                [] => Some(Key::Back),
-                _ => None,
-            },
+        keys.extend(match first {
+            0x1b => {
+                let (key, length) = sequence(after);
+                rest = &after[length..];
+                key
+            }
             b'k' => Some(Key::Up),
             b'j' => Some(Key::Down),
             b'\r' | b'\n' => Some(Key::Enter),
@@ -131,15 +158,35 @@ fn keys(bytes: &[u8]) -> Vec<Key> {
             // Control-C and Control-D: in raw mode they are no signals.
             b'q' | 0x03 | 0x04 => Some(Key::Quit),
             _ => None,
-        };
-        if *first == 0x1b {
-            // The rest of the sequence up to its last letter.
-            let end = rest.iter().position(|byte| byte.is_ascii_alphabetic() && *byte != b'O');
-            rest = end.map_or(&[], |end| &rest[end + 1..]);
-        }
-        keys.extend(key);
+        });
     }
     keys
+}
+
+/// The key of what follows an Escape, and how many bytes belong to it.
+fn sequence(after: &[u8]) -> (Option<Key>, usize) {
+    match after.split_first() {
+        // Escape alone.
+        None | Some((0x1b, _)) => (Some(Key::Back), 0),
+        Some((b'[' | b'O', rest)) => {
+            // Numbers, then one letter or `~`.
+            let Some(end) = rest.iter().position(|byte| (b'@'..=b'~').contains(byte)) else {
+                return (None, after.len());
+            };
+            let key = match &rest[..=end] {
+                b"A" => Some(Key::Up),
+                b"B" => Some(Key::Down),
+                b"5~" => Some(Key::PageUp),
+                b"6~" => Some(Key::PageDown),
+                b"H" | b"1~" | b"7~" => Some(Key::First),
+                b"F" | b"4~" | b"8~" => Some(Key::Last),
+                _ => None,
+            };
+            (key, end + 2)
+        }
+        // A key together with Alt.
+        Some(_) => (None, 1),
+    }
 }
 
 pub async fn run(args: TopArgs) -> anyhow::Result<()> {
@@ -193,9 +240,14 @@ fn read_keys() -> mpsc::UnboundedReceiver<Key> {
 
 async fn live(screen: &mut Screen, reader: &Reader, interval: Duration) -> anyhow::Result<()> {
     let mut keys = read_keys();
-    let mut due = tokio::time::interval(interval);
-    due.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    due.tick().await;
+    // A read may take long: keys are answered meanwhile.
+    let next = || {
+        Box::pin(async move {
+            tokio::time::sleep(interval).await;
+            reader.read().await
+        })
+    };
+    let mut reading = next();
     loop {
         draw(screen)?;
         tokio::select! {
@@ -204,7 +256,10 @@ async fn live(screen: &mut Screen, reader: &Reader, interval: Duration) -> anyho
                 Some(key) if screen.key(key) == Next::Stay => {}
                 _ => return Ok(()),
             },
-            _ = due.tick() => screen.update(reader.read().await),
+            read = &mut reading => {
+                screen.update(read);
+                reading = next();
+            }
         }
     }
 }
@@ -273,14 +328,48 @@ mod tests {
     }
 
     #[test]
+    fn many_queues_and_findings_can_be_moved_through() {
+        let mut now = view::samples::snapshot(1_000, 0);
+        let (queue, located) = (now.queues[0].clone(), now.advice.findings[0].clone());
+        now.queues = vec![queue; 200];
+        now.advice.findings = vec![located; 25];
+        let mut screen = Screen::default();
+        screen.update(Ok(now.clone()));
+        let mut press = |keys: &[Key]| {
+            for key in keys {
+                assert_eq!(screen.key(*key), Next::Stay);
+            }
+            (screen.selected, screen.first_finding)
+        };
+        assert_eq!(press(&[Key::PageDown, Key::PageDown, Key::Down]), (21, 0));
+        assert_eq!(press(&[Key::PageUp]), (11, 0));
+        assert_eq!(press(&[Key::Last]), (199, 0));
+        assert_eq!(press(&[Key::First, Key::Up, Key::Down]), (1, 0));
+        assert_eq!(press(&[Key::Advice, Key::PageDown, Key::Down]), (1, 11), "the chosen queue stays");
+        assert_eq!(press(&[Key::Last]), (1, 24));
+        assert_eq!(press(&[Key::Back, Key::Down]), (2, 24));
+        assert_eq!(press(&[Key::Advice]), (2, 0), "from the first one again");
+        press(&[Key::Last]);
+        now.advice.findings.truncate(3);
+        screen.update(Ok(now));
+        assert_eq!(screen.first_finding, 2, "some are gone");
+    }
+
+    #[test]
     fn what_a_terminal_sends_is_understood() {
         for (bytes, expected) in [
             (&b"\x1b[A"[..], vec![Key::Up]),
             (b"\x1bOB\x1b[A", vec![Key::Down, Key::Up]),
             (b"jk\ra", vec![Key::Down, Key::Up, Key::Enter, Key::Advice]),
             (b"\x1b", vec![Key::Back]),
-            (b"\x1b[5~", vec![]),
+            (b"\x1b[5~q", vec![Key::PageUp, Key::Quit]),
+            (b"\x1b[6~\x1b[H\x1bOF", vec![Key::PageDown, Key::First, Key::Last]),
+            (b"\x1b[1~\x1b[4~j", vec![Key::First, Key::Last, Key::Down]),
+            (b"\x1b[3~\x1b[15~k", vec![Key::Up]),
             (b"\x1b[1;5Aq", vec![Key::Quit]),
+            (b"\x1b[", vec![]),
+            (b"\x1bqj", vec![Key::Down]),
+            (b"\x1b\x1b", vec![Key::Back, Key::Back]),
             (b"\x03", vec![Key::Quit]),
             (b"zz\xff", vec![]),
         ] {

@@ -9,7 +9,7 @@ use super::data::{QueueRow, Snapshot};
 use super::{Page, Screen};
 use crate::text::{escape, messages, show_bytes, show_ms, show_time, word};
 
-const HELP: &str = "up/down choose   Enter queue   a advice   o overview   q quit";
+const HELP: &str = "up/down, Page Up/Down move   Enter queue   a advice   o overview   q quit";
 
 /// A line of text in one style.
 #[derive(Debug, Clone)]
@@ -74,9 +74,10 @@ fn wrapped(line: &Line, width: usize) -> Vec<Line> {
 fn head(screen: &Screen) -> Vec<Line> {
     let now = &screen.now;
     let waiting: u64 = now.queues.iter().map(|queue| queue.stats.ready + queue.stats.in_flight).sum();
-    let queues = match now.queues.len() + now.more {
-        1 => "1 queue".to_owned(),
-        many => format!("{many} queues"),
+    let queues = match (now.queues.len() + now.more, now.more) {
+        (1, _) => "1 queue".to_owned(),
+        (all, 0) => format!("{all} queues"),
+        (all, _) => format!("{} of {all} queues", now.queues.len()),
     };
     let (place, time) = (escape(&now.place), show_time(now.at_ms));
     let mut lines = vec![Line::bold(format!("Hapax {place}  {time}  {queues}  {}", messages(waiting)))];
@@ -257,7 +258,13 @@ fn advice(screen: &Screen) -> Vec<Line> {
     if findings.is_empty() {
         return vec![Line::from("Nothing to advise, as far as was seen.".to_owned())];
     }
-    findings.iter().flat_map(finding_lines).collect()
+    let first = screen.first_finding.min(findings.len() - 1);
+    let mut lines = Vec::new();
+    if findings.len() > 1 {
+        lines.push(Line::bold(format!("Findings {} to {}", first + 1, findings.len())));
+    }
+    lines.extend(findings[first..].iter().flat_map(finding_lines));
+    lines
 }
 
 #[cfg(test)]

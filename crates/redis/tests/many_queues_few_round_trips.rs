@@ -1,0 +1,66 @@
+//! The counters of many queues are asked for together: few round trips, however many queues there are.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{DURABLE, options, url};
+use hapax_core::{NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStats, QueueStore as _};
+use hapax_faults::RedisServer;
+use hapax_redis::{Durability, Options, RedisStore};
+
+/// Asked for one by one, each would be a read of the server, or two.
+const QUEUES: u64 = 400;
+
+fn main() -> std::process::ExitCode {
+    common::main(tests![one_server_reads_few_requests, the_nodes_of_a_cluster_read_few_requests])
+}
+
+/// How often these servers have read from a connection. What is sent together is read in pieces of 16 KiB.
+fn reads(servers: &[&RedisServer]) -> u64 {
+    let of = |server: &&RedisServer| {
+        let info = server.cli(&["INFO", "stats"]).unwrap();
+        let line = info.lines().find_map(|line| line.trim().strip_prefix("total_reads_processed:"));
+        line.unwrap_or_else(|| panic!("{info}")).parse::<u64>().unwrap()
+    };
+    servers.iter().map(of).sum()
+}
+
+async fn few_requests(url: &str, options: Options, servers: &[&RedisServer]) {
+    let first = RedisStore::open(url, options.clone()).await.unwrap();
+    let mut expected: BTreeMap<QueueName, u64> = BTreeMap::new();
+    for number in 0..QUEUES {
+        let name = QueueName::new(format!("queue-{number}")).unwrap();
+        first.create_queue(&name, QueueConfig::sqs()).await.unwrap();
+        let ready = number % 3;
+        let messages = (0..ready).map(|_| NewMessage::new("a")).collect();
+        first.send(&name, messages).await.unwrap();
+        expected.insert(name, ready);
+    }
+    hapax_core::QueueAdmin::close(&first).await.unwrap();
+
+    let store = RedisStore::open(url, options).await.unwrap();
+    let names: Vec<QueueName> = expected.keys().cloned().collect();
+    // The settings are new to this process, then known to it.
+    for known in [false, true] {
+        let before = reads(servers);
+        let all: Vec<Option<QueueStats>> = store.stats_of(&names).await.unwrap();
+        let requests = reads(servers) - before;
+        assert!(requests < QUEUES / 2, "known: {known}; {requests} reads");
+        let ready: Vec<u64> = all.iter().map(|stats| stats.unwrap().ready).collect();
+        assert_eq!(ready, expected.values().copied().collect::<Vec<_>>());
+    }
+    store.close().await.unwrap();
+}
+
+async fn one_server_reads_few_requests() {
+    let server = RedisServer::start(DURABLE).unwrap();
+    few_requests(&url(&server), options(), &[&server]).await;
+}
+
+async fn the_nodes_of_a_cluster_read_few_requests() {
+    let cluster = common::shared_cluster();
+    let options = Options { durability: Durability::Replicated, ..options() };
+    let servers: Vec<&RedisServer> = cluster.nodes.iter().collect();
+    few_requests(&cluster.url(), options, &servers).await;
+}
