@@ -201,7 +201,10 @@ fn a_server_that_does_not_sync_is_refused(_: &'static PostgresServer) {
     let (url, _) = database(&unsynced);
     let server = serve(&url);
     for report in reports(&server, &url) {
-        assert!(matches!(&found(&report, "fsync-off")[..], [one] if one.contains("fsync is off")), "{report}");
+        assert!(
+            matches!(&found(&report, "fsync-off")[..], [one] if one.contains("fsync is off")),
+            "{report}"
+        );
         assert!(report["refusals"].as_u64() >= Some(1), "{report}");
     }
 }

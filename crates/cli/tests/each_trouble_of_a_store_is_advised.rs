@@ -126,7 +126,8 @@ fn nearly_full() {
     assert_eq!(message_of(&server, "disk-nearly-full"), None, "twice the reserve, and a little");
     leave(&data, 100);
     let message = message_of(&server, "disk-nearly-full").unwrap();
-    let left: u64 = message.strip_prefix("the disk has ").unwrap().split(' ').next().unwrap().parse().unwrap();
+    let left: u64 =
+        message.strip_prefix("the disk has ").unwrap().split(' ').next().unwrap().parse().unwrap();
     assert!((95..=100).contains(&left), "{message}");
     assert!(message.ends_with("below 64 MiB the store accepts no messages"), "{message}");
     server.run(&["send", "jobs", "there is room yet"]).ok();

@@ -159,7 +159,10 @@ fn evicted() {
     let of_store = || (vec!["redis-keys-evicted".to_owned()], Some(0));
     assert_eq!(found(&url), of_store());
     let said = run(&tempdir().unwrap(), &["doctor", "--store", &url]).ok();
-    assert!(said.contains(&format!("{} has evicted {count} keys since it was started", redis.address())), "{said}");
+    assert!(
+        said.contains(&format!("{} has evicted {count} keys since it was started", redis.address())),
+        "{said}"
+    );
     // The server refuses calls until its next look at the settings.
     let start = Instant::now();
     while found(&server.endpoint) != of_store() {

@@ -11,7 +11,10 @@ use sqlx::{Executor as _, PgConnection, Row as _};
 const QUEUES: usize = 300;
 
 fn main() -> std::process::ExitCode {
-    common::main(tests![many_queues_are_two_statements, queues_that_take_long_are_counted_by_several_statements])
+    common::main(tests![
+        many_queues_are_two_statements,
+        queues_that_take_long_are_counted_by_several_statements
+    ])
 }
 
 /// A server that counts its statements.

@@ -133,7 +133,8 @@ pub async fn list(args: QueuesArgs) -> anyhow::Result<()> {
     let names: Vec<QueueName> = all.iter().map(|info| info.name.clone()).collect();
     let stats = store.stats_of(&names).await?;
     // A queue that was deleted meanwhile is not an error.
-    let queues: Vec<_> = all.into_iter().zip(stats).filter_map(|(info, stats)| Some((info, stats?))).collect();
+    let queues: Vec<_> =
+        all.into_iter().zip(stats).filter_map(|(info, stats)| Some((info, stats?))).collect();
     let status = store.status().await?;
     for trouble in status.stopped.iter().chain(&status.warnings) {
         note(&format!("warning: {}", escape(trouble)));

@@ -15,7 +15,8 @@ use std::collections::BTreeMap;
 use hapax_core::policy::tier::ObservedQueue;
 use hapax_core::{
     Capabilities, Document, DocumentName, GroupId, LedgerCapabilities, MessageId, QueueConfig, QueueInfo,
-    QueueName, QueuePause, QueueStats, Receive, RedriveFilter, RedriveRequest, RedriveTask, Revision, StoreStatus,
+    QueueName, QueuePause, QueueStats, Receive, RedriveFilter, RedriveRequest, RedriveTask, Revision,
+    StoreStatus,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};

@@ -39,8 +39,7 @@ async fn every_state(t: &Trial) -> Vec<(QueueName, [u64; 5])> {
     t.send_all(&paused, &["waits"]).await;
     t.store().pause_queue(&paused, "suite", None).await.unwrap();
 
-    let (halted, dead) =
-        t.with_dead(5, QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() }).await;
+    let (halted, dead) = t.with_dead(5, QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() }).await;
     t.send_group(&halted, "g", &["dies", "waits", "waits, too"]).await;
     t.send_group(&halted, "other", &["free"]).await;
     let got = t.receive(&halted, 1).await;

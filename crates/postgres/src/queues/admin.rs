@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hapax_core::{
-    AdminError, GroupId, MessageId, QueueConfig, QueueInfo, QueueName, QueuePause, Revision,
-    StoreError, StoreStatus, policy, validate,
+    AdminError, GroupId, MessageId, QueueConfig, QueueInfo, QueueName, QueuePause, Revision, StoreError,
+    StoreStatus, policy, validate,
 };
 use sqlx::{PgConnection, Row as _};
 

@@ -101,10 +101,7 @@ impl Inner {
         found.ok_or_else(|| StoreError::NoSuchQueue(name.clone()))
     }
 
-    pub(super) async fn stats_of(
-        &self,
-        names: &[QueueName],
-    ) -> Result<Vec<Option<QueueStats>>, StoreError> {
+    pub(super) async fn stats_of(&self, names: &[QueueName]) -> Result<Vec<Option<QueueStats>>, StoreError> {
         let mut found: HashMap<QueueName, QueueStats> = HashMap::new();
         let known: HashMap<&QueueName, i32> = {
             let all = lock(&self.known);
@@ -129,7 +126,7 @@ impl Inner {
         known: &HashMap<&QueueName, i32>,
         found: &mut HashMap<QueueName, QueueStats>,
     ) -> Result<(), StoreError> {
-        let asked: Vec<String> = names.iter().map(|name| name.to_string()).collect();
+        let asked: Vec<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
         let ids: Vec<i32> = names.iter().filter_map(|name| known.get(*name)).copied().collect();
         let from: Vec<i64> = ids.iter().map(|id| self.sweep_from(*id)).collect();
         let looked = self.base.pool.run("look at queues", Access::Read, move |db| {

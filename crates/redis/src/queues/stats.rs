@@ -57,10 +57,7 @@ impl Queues {
     }
 
     /// The counters of several queues; `None` for one that does not exist.
-    pub(super) async fn stats_of(
-        &self,
-        names: &[QueueName],
-    ) -> Result<Vec<Option<QueueStats>>, StoreError> {
+    pub(super) async fn stats_of(&self, names: &[QueueName]) -> Result<Vec<Option<QueueStats>>, StoreError> {
         let mut all = Vec::with_capacity(names.len());
         for together in names.chunks(TOGETHER_MAX) {
             for count in self.count(together).await? {

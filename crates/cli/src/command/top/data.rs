@@ -87,10 +87,7 @@ impl Reader {
     }
 
     /// The counters of queues, and what a server saw of them.
-    async fn figures(
-        &self,
-        names: &[QueueName],
-    ) -> anyhow::Result<Vec<Option<(QueueStats, ObservedQueue)>>> {
+    async fn figures(&self, names: &[QueueName]) -> anyhow::Result<Vec<Option<(QueueStats, ObservedQueue)>>> {
         if let Some(client) = &self.client {
             let all = client.figures().await?.into_iter();
             let mut all: HashMap<QueueName, _> =
