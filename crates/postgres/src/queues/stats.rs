@@ -1,6 +1,7 @@
-//! What queues hold now, for many queues at once: one statement looks whether time has something to do in them, one counts.
+//! What queues hold now, for many queues by one statement.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::{QueueName, QueueStats, StoreError};
@@ -16,32 +17,29 @@ const TOGETHER_MAX: usize = 1_000;
 /// long together do not exceed the time of an operation, and what was counted is not lost.
 const COUNT_MS: i64 = 200;
 
-/// Queues by name, and whether a lease or a delay is over there. `from`: the times behind which to look, by the queues' `ids`.
-async fn look(
-    db: &mut PgConnection,
-    names: &[String],
-    ids: &[i32],
-    from: &[i64],
-) -> Result<Vec<(Queue, bool)>, Failure> {
-    let sql = format!(
-        "SELECT {}, p.due FROM hapax.q_queue q, LATERAL \
-         hapax.q_probe(q.id, coalesce(($3::bigint[])[array_position($2::int[], q.id)], 0)) p \
-         WHERE q.name = ANY($1)",
-        catalogue::COLUMNS
-    );
-    let rows = sqlx::query(&sql).bind(names).bind(ids).bind(from).fetch_all(db).await?;
-    rows.iter().map(|row| Ok((Queue::read(row)?, row.try_get("due")?))).collect()
+/// The queues that a statement counts.
+#[derive(Debug, Clone, Default)]
+struct Asked {
+    names: Vec<String>,
+    /// Their numbers as this process knows them; 0: not known.
+    ids: Vec<i32>,
+    /// The times behind which to look for leases and delays that are over.
+    from: Vec<i64>,
+    /// Whether to look: a queue in which time has something to do is not counted.
+    looks: bool,
 }
 
-/// A queue as a statement has counted it.
-struct Count {
-    queue_id: i32,
-    /// `None`: the statement had no time left for it.
+/// A queue as a statement has found it.
+struct Counted {
+    queue: Queue,
+    /// A lease or a delay is over.
+    due: bool,
+    /// `None`: it is due, or there was no time left for it.
     stats: Option<QueueStats>,
     took: Duration,
 }
 
-impl Count {
+impl Counted {
     fn read(row: &PgRow) -> Result<Self, Failure> {
         let counts: Option<Vec<Option<i64>>> = row.try_get("counts")?;
         let stats = counts.map(|counts| {
@@ -60,39 +58,56 @@ impl Count {
         });
         let took_us: i64 = row.try_get("took_us")?;
         let took = Duration::from_micros(u64::try_from(took_us).unwrap_or(0));
-        Ok(Self { queue_id: row.try_get("id")?, stats, took })
+        Ok(Self { queue: Queue::read(row)?, due: row.try_get("due")?, stats, took })
     }
 }
 
-/// Counts queues until its time is over; the first one is counted in any case. A queue that was deleted is left out. Time may
-/// have ended leases that are still in their table.
-async fn count(db: &mut PgConnection, ids: &[i32]) -> Result<Vec<Count>, Failure> {
+/// Counts queues until its time is over; the first one is counted in any case. A queue that does not exist is left out.
+async fn count(db: &mut PgConnection, asked: &Asked) -> Result<Vec<Counted>, Failure> {
+    let over = |table: &str, time: &str, also: &str| {
+        format!(
+            "EXISTS (SELECT 1 FROM hapax.{table} x WHERE x.queue_id = q.id AND x.{time} > q.from_ms \
+             AND x.{time} <= t.now{also})"
+        )
+    };
+    // A lease ends no earlier than its length after the start of the server.
+    let lease = over("q_claim", "until_ms", " AND t.started + x.lease_ms <= t.now");
+    let (delay, head) = (over("q_due", "until_ms", ""), over("q_head", "due_ms", ""));
     let of = |table: &str| {
         format!(
             "(SELECT count(*) AS n, sum(x.bytes) AS bytes, min(x.sent_ms) AS oldest FROM hapax.{table} x \
-             WHERE x.queue_id = q.id)"
+             WHERE x.queue_id = d.id)"
         )
     };
-    let (ready, due, claim, parked) = (of("q_ready"), of("q_due"), of("q_claim"), of("q_parked"));
-    // The columns are computed from left to right, so the difference of the times is that of one queue.
+    let (ready, hidden, held, parked) = (of("q_ready"), of("q_due"), of("q_claim"), of("q_parked"));
+    // The subqueries end in OFFSET 0 so that the planner leaves them as they are: `due` is found before `began` is read, and
+    // both before the queue is counted.
     let sql = format!(
-        "WITH t AS MATERIALIZED (SELECT hapax.now_ms() AS now, clock_timestamp() + $2 * interval '1 ms' AS until) \
-         SELECT id, counts, (extract(epoch FROM clock_timestamp() - began) * 1000000)::bigint AS took_us FROM ( \
-           SELECT q.id, clock_timestamp() AS began, CASE WHEN clock_timestamp() < t.until THEN ( \
-             SELECT ARRAY[r.n + f.n, d.n + f.hidden, c.n, p.n, h.n, \
-               coalesce(r.bytes, 0) + coalesce(d.bytes, 0) + coalesce(c.bytes, 0) + coalesce(p.bytes, 0) \
+        "WITH t AS MATERIALIZED (SELECT hapax.now_ms() AS now, hapax.started_ms() AS started, \
+             clock_timestamp() + $5 * interval '1 ms' AS until) \
+         SELECT e.*, (extract(epoch FROM clock_timestamp() - began) * 1000000)::bigint AS took_us FROM ( \
+           SELECT d.*, clock_timestamp() AS began, CASE WHEN NOT d.due AND clock_timestamp() < t.until THEN ( \
+             SELECT ARRAY[r.n + f.n, h.n + f.hidden, c.n, p.n, g.n, \
+               coalesce(r.bytes, 0) + coalesce(h.bytes, 0) + coalesce(c.bytes, 0) + coalesce(p.bytes, 0) \
                  + coalesce(f.bytes, 0), \
-               least(r.oldest, d.oldest, c.oldest, p.oldest, f.oldest)] \
-             FROM {ready} r, {due} d, {claim} c, {parked} p, \
+               least(r.oldest, h.oldest, c.oldest, p.oldest, f.oldest)] \
+             FROM {ready} r, {hidden} h, {held} c, {parked} p, \
                (SELECT count(*) FILTER (WHERE coalesce(x.until_ms, 0) <= t.now) AS n, \
                   count(*) FILTER (WHERE x.until_ms > t.now) AS hidden, sum(x.bytes) AS bytes, \
-                  min(x.sent_ms) AS oldest FROM hapax.q_fifo x WHERE x.queue_id = q.id) f, \
-               (SELECT count(*) AS n FROM (SELECT DISTINCT u.grp FROM hapax.q_undecided u WHERE u.queue_id = q.id) g, \
-                  hapax.q_fifo x WHERE x.queue_id = q.id AND x.grp = g.grp) h \
-           ) END AS counts FROM hapax.q_queue q, t WHERE q.id = ANY($1) OFFSET 0) each"
+                  min(x.sent_ms) AS oldest FROM hapax.q_fifo x WHERE x.queue_id = d.id) f, \
+               (SELECT coalesce(sum(w.n), 0)::bigint AS n FROM \
+                  (SELECT DISTINCT u.grp FROM hapax.q_undecided u WHERE u.queue_id = d.id) u, LATERAL \
+                  (SELECT count(*) AS n FROM hapax.q_fifo x WHERE x.queue_id = d.id AND x.grp = u.grp) w) g \
+           ) END AS counts FROM t, ( \
+             SELECT q.*, $4 AND ({lease} OR {delay} OR {head}) AS due FROM t, ( \
+               SELECT {}, CASE WHEN a.known = id THEN a.from_ms ELSE 0 END AS from_ms \
+               FROM unnest($1::text[], $2::int[], $3::bigint[]) a(queue, known, from_ms) \
+               JOIN hapax.q_queue ON name = a.queue OFFSET 0) q OFFSET 0) d OFFSET 0) e",
+        catalogue::COLUMNS
     );
-    let rows = sqlx::query(&sql).bind(ids).bind(COUNT_MS).fetch_all(db).await?;
-    rows.iter().map(Count::read).collect()
+    let query = sqlx::query(&sql).bind(&asked.names).bind(&asked.ids).bind(&asked.from);
+    let rows = query.bind(asked.looks).bind(COUNT_MS).fetch_all(db).await?;
+    rows.iter().map(Counted::read).collect()
 }
 
 impl Inner {
@@ -103,69 +118,77 @@ impl Inner {
 
     pub(super) async fn stats_of(&self, names: &[QueueName]) -> Result<Vec<Option<QueueStats>>, StoreError> {
         let mut found: HashMap<QueueName, QueueStats> = HashMap::new();
-        let known: HashMap<&QueueName, i32> = {
-            let all = lock(&self.known);
-            names.iter().filter_map(|name| Some((name, all.get(name)?.id))).collect()
-        };
-        for (name, queue_id) in &known {
-            if let Some(stats) = lock(&self.counted).stats(*queue_id) {
-                found.insert((*name).clone(), self.with_totals(*queue_id, stats));
+        let mut open: HashSet<&QueueName> = HashSet::new();
+        for name in names {
+            let known = lock(&self.known).get(name).map(|queue| queue.id);
+            let counted = known.and_then(|id| Some((id, lock(&self.counted).stats(id)?)));
+            match counted {
+                Some((id, stats)) => drop(found.insert(name.clone(), self.with_totals(id, stats))),
+                None => drop(open.insert(name)),
             }
         }
-        let open: HashSet<&QueueName> = names.iter().filter(|name| !found.contains_key(name)).collect();
-        let open: Vec<&QueueName> = open.into_iter().collect();
+        let open: Vec<QueueName> = open.into_iter().cloned().collect();
         for together in open.chunks(TOGETHER_MAX) {
-            self.count_together(together, &known, &mut found).await?;
+            // What time has caused is done first, so that a lease which has ended is not counted as one.
+            let swept = self.count_together(together.to_vec(), true, &mut found).await?;
+            self.count_together(swept, false, &mut found).await?;
         }
         Ok(names.iter().map(|name| found.get(name).copied()).collect())
     }
 
+    /// Counts queues. With `looks`, does what time has caused in some instead, and returns these.
     async fn count_together(
         &self,
-        names: &[&QueueName],
-        known: &HashMap<&QueueName, i32>,
+        mut names: Vec<QueueName>,
+        looks: bool,
         found: &mut HashMap<QueueName, QueueStats>,
-    ) -> Result<(), StoreError> {
-        let asked: Vec<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
-        let ids: Vec<i32> = names.iter().filter_map(|name| known.get(*name)).copied().collect();
-        let from: Vec<i64> = ids.iter().map(|id| self.sweep_from(*id)).collect();
-        let looked = self.base.pool.run("look at queues", Access::Read, move |db| {
-            Box::pin(async move { look(db, &asked, &ids, &from).await })
-        });
-        let looked = looked.await?;
-        {
-            let mut all = lock(&self.known);
-            for name in names {
-                all.remove(*name);
-            }
-            for (queue, _) in &looked {
-                all.insert(queue.name.clone(), std::sync::Arc::new(queue.clone()));
-            }
-        }
-        // What time has caused is done first, so that a lease which has ended is not counted as one.
-        for (queue, _) in looked.iter().filter(|(_, due)| *due) {
-            self.sweep(queue).await?;
-        }
-        let names_by_id: HashMap<i32, QueueName> =
-            looked.into_iter().map(|(queue, _)| (queue.id, queue.name)).collect();
-        let mut open: Vec<i32> = names_by_id.keys().copied().collect();
-        while !open.is_empty() {
-            let counted = self.base.pool.run("count messages", Access::Read, move |db| {
-                Box::pin(async move { count(db, &open).await })
+    ) -> Result<Vec<QueueName>, StoreError> {
+        let mut swept = Vec::new();
+        while !names.is_empty() {
+            let asked = self.asked(&names, looks);
+            let all = self.base.pool.run("count messages", Access::Read, move |db| {
+                Box::pin(async move { count(db, &asked).await })
             });
-            open = Vec::new();
-            for Count { queue_id, stats, took } in counted.await? {
-                let Some(stats) = stats else {
-                    open.push(queue_id);
-                    continue;
-                };
-                lock(&self.counted).note_stats(queue_id, stats, took);
-                if let Some(name) = names_by_id.get(&queue_id) {
-                    found.insert(name.clone(), self.with_totals(queue_id, stats));
+            let all = all.await?;
+            self.note_known(&names, &all);
+            names.clear();
+            for Counted { queue, due, stats, took } in all {
+                match stats {
+                    Some(stats) => {
+                        lock(&self.counted).note_stats(queue.id, stats, took);
+                        found.insert(queue.name, self.with_totals(queue.id, stats));
+                    }
+                    None if due => {
+                        self.sweep(&queue).await?;
+                        swept.push(queue.name);
+                    }
+                    None => names.push(queue.name),
                 }
             }
         }
-        Ok(())
+        Ok(swept)
+    }
+
+    fn asked(&self, names: &[QueueName], looks: bool) -> Asked {
+        let mut asked = Asked { looks, ..Asked::default() };
+        for name in names {
+            let known = lock(&self.known).get(name).map(|queue| queue.id);
+            asked.names.push(name.as_str().to_owned());
+            asked.ids.push(known.unwrap_or(0));
+            asked.from.push(known.map_or(0, |id| self.sweep_from(id)));
+        }
+        asked
+    }
+
+    /// Remembers queues as they were found; those that were not found do not exist.
+    fn note_known(&self, names: &[QueueName], all: &[Counted]) {
+        let mut known = lock(&self.known);
+        for name in names {
+            known.remove(name);
+        }
+        for Counted { queue, .. } in all {
+            known.insert(queue.name.clone(), Arc::new(queue.clone()));
+        }
     }
 
     fn with_totals(&self, queue_id: i32, stats: QueueStats) -> QueueStats {
