@@ -37,7 +37,7 @@ async fn few_requests(url: &str, options: Options, servers: &[&RedisServer]) {
         first.send(&name, messages).await.unwrap();
         expected.insert(name, ready);
     }
-    hapax_core::QueueAdmin::close(&first).await.unwrap();
+    first.close().await.unwrap();
 
     let store = RedisStore::open(url, options).await.unwrap();
     let names: Vec<QueueName> = expected.keys().cloned().collect();

@@ -122,9 +122,10 @@ impl Inner {
         for name in names {
             let known = lock(&self.known).get(name).map(|queue| queue.id);
             let counted = known.and_then(|id| Some((id, lock(&self.counted).stats(id)?)));
-            match counted {
-                Some((id, stats)) => drop(found.insert(name.clone(), self.with_totals(id, stats))),
-                None => drop(open.insert(name)),
+            if let Some((id, stats)) = counted {
+                found.insert(name.clone(), self.with_totals(id, stats));
+            } else {
+                open.insert(name);
             }
         }
         let open: Vec<QueueName> = open.into_iter().cloned().collect();
