@@ -100,13 +100,20 @@ impl Known<'_> {
 /// All findings about those queues that may be looked at and, if `whole`, about the store.
 pub async fn of_store(store: &dyn Store, known: &Known<'_>, whole: bool) -> Result<Advice, StoreError> {
     let mut advice = Advice::default();
+    let mut is_stopped = false;
     if whole {
         let facts = store_facts(store, known).await?;
+        is_stopped = facts.status.stopped.is_some();
         advice
             .findings
             .extend(check_store(&facts).into_iter().map(|finding| Located { queue: None, finding }));
     }
-    let all = store.queues().await?;
+    let all = match store.queues().await {
+        Ok(all) => all,
+        // A store that has stopped lists no queues. That it has is what an operator should know.
+        Err(_) if is_stopped => return Ok(advice),
+        Err(error) => return Err(error),
+    };
     let retentions: HashMap<QueueName, u64> =
         all.iter().map(|info| (info.name.clone(), info.config.retention_ms)).collect();
     let mut shown = all;

@@ -189,8 +189,13 @@ async fn examine_server(remote: &Remote, producer_retry_ms: Option<u64>) -> anyh
         // A key without this right still gets the report about its queues.
         Err(error) => section.not_examined = Some(error.to_string()),
     }
-    let queues = queues(store.as_ref(), advice.as_ref(), producer_retry_ms).await?;
-    Ok(DoctorReport { store: section, queues, ..DoctorReport::default() })
+    let mut report = DoctorReport { store: section, ..DoctorReport::default() };
+    match queues(store.as_ref(), advice.as_ref(), producer_retry_ms).await {
+        Ok(queues) => report.queues = queues,
+        // What is known about the store is told all the same: it may have stopped.
+        Err(error) => report.queues_unchecked = Some(format!("{error:#}")),
+    }
+    Ok(report)
 }
 
 /// What can be told about a store and its queues without a server that observes them. The counters of all queues are asked for

@@ -25,7 +25,7 @@ async fn every_state(t: &Trial) -> Vec<(QueueName, [u64; 5])> {
     t.send_all(&lapsed, &["lapsed"]).await;
     t.one(&lapsed).await;
     let lapsed_group = t.fifo("lapsed").await;
-    t.send_group(&lapsed_group, "g", &["lapsed", "behind it"]).await;
+    t.send_group(&lapsed_group, "g", &["lapsed", "behind"]).await;
     assert_eq!(t.receive(&lapsed_group, 1).await.len(), 1);
     t.pass(LEASE_MS).await;
 
@@ -40,14 +40,14 @@ async fn every_state(t: &Trial) -> Vec<(QueueName, [u64; 5])> {
     t.store().pause_queue(&paused, "suite", None).await.unwrap();
 
     let (halted, dead) = t.with_dead(5, QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() }).await;
-    t.send_group(&halted, "g", &["dies", "waits", "waits, too"]).await;
+    t.send_group(&halted, "g", &["dies", "waits", "waits-too"]).await;
     t.send_group(&halted, "other", &["free"]).await;
     let got = t.receive(&halted, 1).await;
     t.settle(&halted, &got[0], reject("no")).await.unwrap();
     t.holds(&dead, 1).await;
 
     let deferred = t.fifo("deferred").await;
-    t.send_group(&deferred, "g", &["hidden", "behind it"]).await;
+    t.send_group(&deferred, "g", &["hidden", "behind"]).await;
     let got = t.receive(&deferred, 1).await;
     let defer = hapax_core::Settlement::Defer { after_ms: 600_000 };
     t.settle(&deferred, &got[0], defer).await.unwrap();

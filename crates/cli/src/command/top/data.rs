@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use hapax::core::policy::tier::ObservedQueue;
 use hapax::core::store::SharedStore;
-use hapax::core::{LedgerStats, QueueInfo, QueueName, QueueStats, Tier};
+use hapax::core::{LedgerStats, QueueInfo, QueueName, QueueStats, StoreError, Tier};
 use hapax_client::Client;
 use hapax_observe::advice::{self, Advice, Known};
 use serde::Serialize;
@@ -38,6 +38,10 @@ pub(super) struct QueueRow {
     pub seen: ObservedQueue,
 }
 
+fn has_stopped(advice: &Advice) -> bool {
+    advice.findings.iter().any(|located| located.finding.code == "store-stopped")
+}
+
 /// A server, or a store that is read directly: then nothing is observed.
 pub(super) struct Reader {
     client: Option<Client>,
@@ -57,7 +61,13 @@ impl Reader {
     }
 
     pub async fn read(&self) -> anyhow::Result<Snapshot> {
-        let all = self.store.queues().await?;
+        let advice = self.advice().await;
+        let all = match self.store.queues().await {
+            Ok(all) => all,
+            // A store that has stopped lists no queues; its advice says so.
+            Err(_) if advice.as_ref().is_ok_and(has_stopped) => Vec::new(),
+            Err(error) => return Err(error.into()),
+        };
         let count = all.len();
         let shown: Vec<QueueInfo> = all.into_iter().take(QUEUES_MAX).collect();
         let names: Vec<QueueName> = shown.iter().map(|info| info.name.clone()).collect();
@@ -76,18 +86,26 @@ impl Reader {
         }
         let more = count - queues.len();
         let ledger = self.store.ledger_stats().await.ok();
-        let mut advice = match &self.client {
-            Some(client) => client.advice(None).await.unwrap_or_default(),
-            None => advice::of_store(self.store.as_ref(), &Known::default(), true).await?,
-        };
+        let mut advice = advice?;
         advice.add_examination(self.store.as_ref()).await;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let at_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
         Ok(Snapshot { at_ms, place: self.place.clone(), queues, more, ledger, advice })
     }
 
+    async fn advice(&self) -> Result<Advice, StoreError> {
+        match &self.client {
+            // A key without the right to it sees the rest.
+            Some(client) => Ok(client.advice(None).await.unwrap_or_default()),
+            None => advice::of_store(self.store.as_ref(), &Known::default(), true).await,
+        }
+    }
+
     /// The counters of queues, and what a server saw of them.
     async fn figures(&self, names: &[QueueName]) -> anyhow::Result<Vec<Option<(QueueStats, ObservedQueue)>>> {
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
         if let Some(client) = &self.client {
             let all = client.figures().await?.into_iter();
             let mut all: HashMap<QueueName, _> =
