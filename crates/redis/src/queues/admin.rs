@@ -205,8 +205,11 @@ impl Queues {
         let names = self.names().await?;
         let mut found = Vec::with_capacity(names.len());
         for info in self.read_infos(&names.iter().collect::<Vec<_>>()).await {
-            // A queue without one was deleted meanwhile.
-            found.extend(info?.map(|(info, _)| info));
+            // Else the queue was deleted meanwhile.
+            if let Some((info, revision)) = info? {
+                self.remember(info.clone(), &revision);
+                found.push(info);
+            }
         }
         Ok(found)
     }
