@@ -326,6 +326,10 @@ impl QueueSection {
         self.cost.as_ref().map(ToString::to_string)
     }
 
+    fn is_sound(&self) -> bool {
+        self.findings.is_empty() && self.not_seen.is_empty()
+    }
+
     /// What is said beside the findings: a queue is sound only if everything could be looked at.
     fn summary(&self) -> Option<Vec<String>> {
         let not_seen: Vec<String> = self.not_seen.iter().map(|what| escape(what)).collect();
@@ -381,7 +385,7 @@ fn fact(name: &str, value: &Value) -> (String, String) {
 
 fn print(report: &DoctorReport, out: Output) -> anyhow::Result<()> {
     if out.is_terminal() {
-        print_tables(report)?;
+        cells(table_rows(report))?;
     } else {
         out.rows(&[], lines(report))?;
     }
@@ -419,7 +423,10 @@ fn lines(report: &DoctorReport) -> Vec<Vec<String>> {
     lines
 }
 
-fn print_tables(report: &DoctorReport) -> anyhow::Result<()> {
+/// In a terminal, more sound queues than this are counted and not listed.
+const SOUND_LISTED_MAX: usize = 20;
+
+fn table_rows(report: &DoctorReport) -> Vec<Vec<Cell>> {
     let bold = |text: &str| Cell::new(text).add_attribute(Attribute::Bold);
     let of_item = |item: &FindingItem| {
         let Finding { code, message, remedy, .. } = &item.finding;
@@ -432,7 +439,9 @@ fn print_tables(report: &DoctorReport) -> anyhow::Result<()> {
     let facts = report.store.facts();
     rows.extend(facts.iter().map(|(name, value)| vec![Cell::new(name), Cell::new(value)]));
     rows.extend(report.store.findings.iter().map(of_item));
-    for queue in &report.queues {
+    let sound = report.queues.iter().filter(|queue| queue.is_sound()).count();
+    let lists_sound = sound <= SOUND_LISTED_MAX;
+    for queue in report.queues.iter().filter(|queue| lists_sound || !queue.is_sound()) {
         rows.push(vec![Cell::new(""), Cell::new("")]);
         rows.push(vec![bold(&queue.name), Cell::new(word(&queue.tier))]);
         rows.extend(queue.findings.iter().map(of_item));
@@ -443,5 +452,43 @@ fn print_tables(report: &DoctorReport) -> anyhow::Result<()> {
         let cost = |words| vec![Cell::new("cost"), Cell::new(format!("{words}\n{COSTS_PAGE}"))];
         rows.extend(queue.cost().map(cost));
     }
-    cells(rows)
+    if !lists_sound {
+        rows.push(vec![Cell::new(""), Cell::new("")]);
+        rows.push(vec![bold(&format!("{sound} queues")), Cell::new("sound").fg(Color::Green)]);
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax::core::policy::tier::Severity;
+
+    use super::*;
+
+    #[test]
+    fn many_sound_queues_do_not_hide_the_others() {
+        let queue = |number: usize| QueueSection {
+            name: format!("q-{number}"),
+            tier: Tier::AtLeastOnce,
+            cost: None,
+            findings: Vec::new(),
+            not_seen: Vec::new(),
+        };
+        let finding = Finding {
+            code: "lease-zero".into(),
+            severity: Severity::Refusal,
+            message: "the lease is 0".into(),
+            remedy: "set one".into(),
+        };
+        for (sound, listed) in [(20, true), (21, false)] {
+            let mut queues: Vec<QueueSection> = (0..sound).map(queue).collect();
+            queues.push(QueueSection { findings: vec![finding.clone().into()], ..queue(100) });
+            queues.push(QueueSection { not_seen: vec!["its counters".to_owned()], ..queue(101) });
+            let report = DoctorReport { queues, ..DoctorReport::default() };
+            let firsts: Vec<String> = table_rows(&report).iter().map(|row| row[0].content()).collect();
+            let has = |name: &str| firsts.iter().any(|first| first == name);
+            assert!(has("q-100") && has("refusal") && has("q-101") && has("nothing found"), "{firsts:?}");
+            assert_eq!((has("q-7"), has("21 queues")), (listed, !listed), "{firsts:?}");
+        }
+    }
 }

@@ -235,8 +235,12 @@ fn queue(screen: &Screen) -> Vec<Line> {
         ),
         ("died", died),
     ];
-    let title =
-        format!("{} ({}), the latest {}", escape(&queue.name), word(&queue.tier), show_ms(seen.window_ms));
+    let (name, tier) = (escape(&queue.name), word(&queue.tier));
+    let title = match seen.window_ms {
+        // A store that is read directly, or a queue that this server has not seen used.
+        0 => format!("{name} ({tier})"),
+        window_ms => format!("{name} ({tier}), the latest {}", show_ms(window_ms)),
+    };
     let mut lines = vec![Line::bold(title)];
     lines.extend(facts.into_iter().map(|(name, value)| Line::from(format!("{name:>11}  {value}"))));
     lines.push(Line::from(String::new()));
