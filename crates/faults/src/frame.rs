@@ -33,12 +33,22 @@ pub enum Protocol {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub label: String,
+    /// The version of a Kafka request, also on its answer.
+    pub version: i16,
     pub bytes: Vec<u8>,
 }
 
-/// The labels of the requests without a response yet, oldest first; shared by both directions of one connection. The number
-/// is that of a Kafka request, by which its answer is found.
-pub(crate) type Pending = Arc<Mutex<VecDeque<(i32, String)>>>;
+/// A request without a response yet.
+#[derive(Debug)]
+pub(crate) struct Expected {
+    /// That of a Kafka request, by which its answer is found.
+    number: i32,
+    version: i16,
+    label: String,
+}
+
+/// The requests without a response yet, oldest first; shared by both directions of one connection.
+pub(crate) type Pending = Arc<Mutex<VecDeque<Expected>>>;
 /// For protocols whose requests have no number.
 const UNNUMBERED: i32 = 0;
 
@@ -86,14 +96,14 @@ impl Framer {
     fn postgres_request(&mut self) -> Option<Frame> {
         let found = self.postgres.next(&self.buffer)?;
         if found.answered {
-            self.expect_answer(UNNUMBERED, &found.label);
+            self.expect_answer(&found.label);
         }
         Some(self.cut(found.label, found.bytes))
     }
 
     fn postgres_answer(&mut self) -> Option<Frame> {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let label = pending.front().map(|(_, label)| label.clone());
+        let label = pending.front().map(|expected| expected.label.clone());
         let (bytes, ends) = crate::postgres_frames::answer(&self.buffer, label.as_deref())?;
         if ends {
             pending.pop_front();
@@ -104,7 +114,7 @@ impl Framer {
 
     fn redis_request(&mut self) -> Option<Frame> {
         let (label, bytes) = crate::redis_frames::request(&self.buffer)?;
-        self.expect_answer(UNNUMBERED, &label);
+        self.expect_answer(&label);
         Some(self.cut(label, bytes))
     }
 
@@ -113,32 +123,37 @@ impl Framer {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let label = answers.then(|| pending.pop_front()).flatten();
         drop(pending);
-        Some(self.cut(label.map_or_else(String::new, |(_, label)| label), bytes))
+        Some(self.cut(label.map_or_else(String::new, |expected| expected.label), bytes))
     }
 
     fn kafka_request(&mut self) -> Option<Frame> {
-        let (label, number, bytes) = crate::kafka_frames::request(&self.buffer)?;
-        self.expect_answer(number, &label);
-        Some(self.cut(label, bytes))
+        let crate::kafka_frames::Request { label, number, version, bytes } =
+            crate::kafka_frames::request(&self.buffer)?;
+        let expected = Expected { number, version, label: label.clone() };
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(expected);
+        Some(Frame { version, ..self.cut(label, bytes) })
     }
 
     fn kafka_answer(&mut self) -> Option<Frame> {
         let (number, bytes) = crate::kafka_frames::answer(&self.buffer)?;
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         // A request that was dropped on the way has none.
-        let place = pending.iter().position(|(pending, _)| *pending == number);
-        let label = place.and_then(|place| pending.remove(place));
+        let place = pending.iter().position(|pending| pending.number == number);
+        let request = place.and_then(|place| pending.remove(place));
         drop(pending);
-        Some(self.cut(label.map_or_else(String::new, |(_, label)| label), bytes))
+        let (label, version) =
+            request.map_or_else(Default::default, |expected| (expected.label, expected.version));
+        Some(Frame { version, ..self.cut(label, bytes) })
     }
 
-    fn expect_answer(&self, number: i32, label: &str) {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back((number, label.to_owned()));
+    fn expect_answer(&self, label: &str) {
+        let expected = Expected { number: UNNUMBERED, version: 0, label: label.to_owned() };
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).push_back(expected);
     }
 
     /// The remaining bytes when the connection ends in the middle of a frame.
     pub fn rest(&mut self) -> Frame {
-        Frame { label: String::new(), bytes: std::mem::take(&mut self.buffer) }
+        Frame { label: String::new(), version: 0, bytes: std::mem::take(&mut self.buffer) }
     }
 
     fn request(&mut self) -> Option<Frame> {
@@ -155,7 +170,7 @@ impl Framer {
         if self.buffer.len() < length {
             return None;
         }
-        self.expect_answer(UNNUMBERED, &label);
+        self.expect_answer(&label);
         Some(self.cut(label, length))
     }
 
@@ -167,7 +182,7 @@ impl Framer {
         let code = head.code.unwrap_or_default();
         let interim = (100..200).contains(&code) && code != 101;
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let request = pending.front().map(|(_, label)| label.clone()).unwrap_or_default();
+        let request = pending.front().map(|expected| expected.label.clone()).unwrap_or_default();
         let bodiless = interim || matches!(code, 204 | 304) || request.starts_with("HEAD ");
         let length = match body_of(head.headers) {
             _ if bodiless => head_bytes,
@@ -196,7 +211,7 @@ impl Framer {
 
     fn cut(&mut self, label: String, length: usize) -> Frame {
         let rest = self.buffer.split_off(length);
-        Frame { label, bytes: std::mem::replace(&mut self.buffer, rest) }
+        Frame { label, version: 0, bytes: std::mem::replace(&mut self.buffer, rest) }
     }
 }
 
@@ -250,8 +265,8 @@ mod tests {
     use super::*;
 
     fn frames(direction: Direction, pending: &[&str], wire: &str) -> Vec<(String, String)> {
-        let pending: Pending =
-            Arc::new(Mutex::new(pending.iter().map(|&line| (UNNUMBERED, line.to_owned())).collect()));
+        let expected = |&label: &&str| Expected { number: UNNUMBERED, version: 0, label: label.to_owned() };
+        let pending: Pending = Arc::new(Mutex::new(pending.iter().map(expected).collect()));
         let mut framer = Framer::new(Protocol::Http, direction, pending);
         let mut found = Vec::new();
         // Byte by byte: the frames must not depend on the network's packets.

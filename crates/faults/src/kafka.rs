@@ -19,6 +19,8 @@ const PATIENCE: Duration = Duration::from_mins(3);
 const STARTS_MAX: usize = 3;
 /// A small heap, and no time spent on optimising.
 const JVM: [&str; 3] = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
+/// Ports of a node: its own listener, that behind the proxy, the controller's, and those of the secured listeners.
+const NODE_PORTS: usize = 3 + SECURED.len();
 /// The identity of every cluster that is made here.
 const CLUSTER: &str = "SGFwYXhUZXN0Q2x1c3Rlcg";
 
@@ -39,6 +41,7 @@ const CLUSTER: &str = "SGFwYXhUZXN0Q2x1c3Rlcg";
 /// # Ok::<(), String>(())
 /// ```
 pub struct KafkaServer {
+    version: &'static str,
     address: SocketAddr,
     proxy: FaultProxy,
     /// The listeners with encryption or authentication, by name.
@@ -54,22 +57,36 @@ const SECURED: [(&str, &str); 3] = [("TLS", "SSL"), ("SASL", "SASL_PLAINTEXT"), 
 impl KafkaServer {
     /// The version that the tests use.
     pub const VERSION: &str = "4.3.1";
-    /// The name of the folder with its jars.
-    pub const FOLDER: &str = "kafka-4.3.1";
+    /// The last version without transaction version 2.
+    pub const VERSION_3: &str = "3.9.1";
+
+    /// The name of the folder with the jars of a version.
+    pub fn folder(version: &str) -> String {
+        format!("kafka-{version}")
+    }
 
     /// The folder with the broker's jars: that of `HAPAX_TEST_KAFKA_JARS`, or where `cargo xtask test` put them.
     ///
     /// # Errors
     /// If there is none; the text says what to do.
     pub fn jars() -> Result<PathBuf, String> {
-        let given = std::env::var_os("HAPAX_TEST_KAFKA_JARS").map(PathBuf::from);
+        Self::jars_of(Self::VERSION)
+    }
+
+    /// The same of a version. Those of [`KafkaServer::VERSION_3`] are copied by `cargo xtask test --long`.
+    ///
+    /// # Errors
+    /// If there is none; the text says what to do.
+    pub fn jars_of(version: &str) -> Result<PathBuf, String> {
+        let given = std::env::var_os("HAPAX_TEST_KAFKA_JARS").filter(|_| version == Self::VERSION);
         let program = std::env::current_exe().unwrap_or_default();
         // Cargo's target folder is one of those that this program is in.
-        let built = program.ancestors().map(|folder| folder.join("services").join(Self::FOLDER));
-        let installed = Path::new("/opt/hapax-services").join(Self::FOLDER);
-        let mut folders = given.into_iter().chain([installed]).chain(built);
+        let built = program.ancestors().map(|folder| folder.join("services").join(Self::folder(version)));
+        let installed = Path::new("/opt/hapax-services").join(Self::folder(version));
+        let mut folders = given.map(PathBuf::from).into_iter().chain([installed]).chain(built);
         folders.find(|folder| folder.is_dir()).ok_or_else(|| {
-            format!("Kafka {} is not installed; `cargo xtask test` copies its jars with Maven", Self::VERSION)
+            let long = if version == Self::VERSION { "" } else { " --long" };
+            format!("Kafka {version} is not installed; `cargo xtask test{long}` copies its jars with Maven")
         })
     }
 
@@ -86,14 +103,43 @@ impl KafkaServer {
     /// # Errors
     /// If it is not installed or does not start; the text has its log.
     pub fn start_formatted(settings: &[&str], format: &[&str]) -> Result<Self, String> {
-        let mut problem = String::new();
-        for _ in 0..STARTS_MAX {
-            match Self::start_once(settings, format, &[]) {
-                Ok(broker) => return Ok(broker),
-                Err(error) => problem = error,
+        repeated(|| Self::start_once(Self::VERSION, settings, format, &[]))
+    }
+
+    /// Starts a broker of [`KafkaServer::VERSION_3`].
+    ///
+    /// # Errors
+    /// If it is not installed or does not start; the text has its log.
+    pub fn start_version_3() -> Result<Self, String> {
+        repeated(|| Self::start_once(Self::VERSION_3, &[], &[], &[]))
+    }
+
+    /// Starts three nodes of one cluster: topics have three copies by default, of which two have a record before it is acknowledged.
+    /// Clients behind the proxy of one node are told the proxies of all.
+    ///
+    /// # Errors
+    /// If they are not installed or do not start; the text has a log.
+    pub fn start_three() -> Result<[Self; 3], String> {
+        repeated(|| {
+            let ports = free_ports::<{ 3 * NODE_PORTS }>();
+            let ports: Vec<[u16; NODE_PORTS]> = ports.as_chunks().0.to_vec();
+            let voter =
+                |(node, ports): (usize, &[u16; NODE_PORTS])| format!("{}@127.0.0.1:{}", node + 1, ports[2]);
+            let voters: Vec<String> = ports.iter().enumerate().map(voter).collect();
+            let voters = format!("controller.quorum.voters={}", voters.join(","));
+            let mut nodes = Vec::new();
+            for (node, ports) in ports.into_iter().enumerate() {
+                let node = format!("node.id={}", node + 1);
+                let settings = [&[node.as_str(), &voters][..], &THREE_COPIES].concat();
+                nodes.push(Self::prepare(Self::VERSION, ports, &settings, &[], &[])?);
             }
-        }
-        Err(problem)
+            // None answers before most of them run.
+            std::thread::scope(|scope| {
+                let runs: Vec<_> = nodes.iter().map(|node| scope.spawn(move || node.run())).collect();
+                runs.into_iter().try_for_each(|run| run.join().expect("it does not panic"))
+            })?;
+            nodes.try_into().map_err(|_| "three nodes".to_owned())
+        })
     }
 
     /// Starts a broker with all kinds of listeners: [`KafkaServer::secured`] has those with encryption or authentication.
@@ -132,14 +178,7 @@ impl KafkaServer {
             })
             .collect();
         let format: Vec<&str> = users.iter().flat_map(|user| ["--add-scram", user.as_str()]).collect();
-        let mut problem = String::new();
-        for _ in 0..STARTS_MAX {
-            match Self::start_once(&all, &format, &SECURED) {
-                Ok(broker) => return Ok(broker),
-                Err(error) => problem = error,
-            }
-        }
-        Err(problem)
+        repeated(|| Self::start_once(Self::VERSION, &all, &format, &SECURED))
     }
 
     /// The address of a secured broker's listener: `TLS`, `SASL` (without encryption) or `BOTH`.
@@ -152,12 +191,25 @@ impl KafkaServer {
     }
 
     fn start_once(
+        version: &'static str,
+        settings: &[&str],
+        format: &[&str],
+        secured: &[(&'static str, &'static str)],
+    ) -> Result<Self, String> {
+        let broker = Self::prepare(version, free_ports(), settings, format, secured)?;
+        broker.run()?;
+        Ok(broker)
+    }
+
+    /// Makes a folder for a node, with its configuration, and formats it.
+    fn prepare(
+        version: &'static str,
+        [own, proxied, controller, more @ ..]: [u16; NODE_PORTS],
         settings: &[&str],
         format: &[&str],
         secured: &[(&'static str, &'static str)],
     ) -> Result<Self, String> {
         let folder = TempDir::with_prefix("hapax-kafka-").map_err(|error| error.to_string())?;
-        let [own, proxied, controller, more @ ..] = free_ports();
         let listeners: Vec<Listener> = secured
             .iter()
             .zip(more)
@@ -172,9 +224,8 @@ impl KafkaServer {
         fs::write(folder.path().join("log4j2.properties"), LOGGING).map_err(|error| error.to_string())?;
         let secured = listeners.iter().map(|listener| (listener.name, loopback(listener.port))).collect();
         let (address, watch) = (loopback(own), Mutex::default());
-        let broker = Self { address, proxy, secured, watch, folder };
+        let broker = Self { version, address, proxy, secured, watch, folder };
         broker.format(format)?;
-        broker.run()?;
         Ok(broker)
     }
 
@@ -280,7 +331,11 @@ impl KafkaServer {
         let mut args = JVM.map(str::to_owned).to_vec();
         let logging = self.folder.path().join("log4j2.properties");
         args.push(format!("-Dlog4j2.configurationFile={}", logging.display()));
-        args.extend(["-cp".to_owned(), format!("{}/*", Self::jars()?.display()), class.to_owned()]);
+        args.extend([
+            "-cp".to_owned(),
+            format!("{}/*", Self::jars_of(self.version)?.display()),
+            class.to_owned(),
+        ]);
         Ok(args)
     }
 }
@@ -331,6 +386,29 @@ log.cleaner.dedupe.buffer.size=8388608
 num.network.threads=2
 num.io.threads=4
 ";
+
+/// Settings of the nodes of a cluster of three.
+const THREE_COPIES: [&str; 6] = [
+    "default.replication.factor=3",
+    "min.insync.replicas=2",
+    "offsets.topic.replication.factor=3",
+    "transaction.state.log.replication.factor=3",
+    "transaction.state.log.min.isr=2",
+    // A node that was killed is soon taken for dead.
+    "broker.session.timeout.ms=3000",
+];
+
+/// Starts again, because a port may have been taken meanwhile.
+fn repeated<T>(start: impl Fn() -> Result<T, String>) -> Result<T, String> {
+    let mut problem = String::new();
+    for _ in 0..STARTS_MAX {
+        match start() {
+            Ok(started) => return Ok(started),
+            Err(error) => problem = error,
+        }
+    }
+    Err(problem)
+}
 
 /// A listener with its port.
 struct Listener {
@@ -383,7 +461,7 @@ fn answers(address: SocketAddr) -> bool {
 }
 
 /// Different free ports.
-fn free_ports() -> [u16; 6] {
-    let listeners = [(); 6].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+fn free_ports<const COUNT: usize>() -> [u16; COUNT] {
+    let listeners = [(); COUNT].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
     listeners.map(|listener| listener.local_addr().expect("it listens").port())
 }

@@ -4,15 +4,24 @@
 //! client's id if it has none: `EndTxn orders-1`, `Fetch reader`. An answer has the label of its request, which it names by
 //! number.
 
-/// The label, the number and the length of the first whole request of a buffer.
-pub(crate) fn request(buffer: &[u8]) -> Option<(String, i32, usize)> {
+/// A request.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub label: String,
+    pub number: i32,
+    pub version: i16,
+    pub bytes: usize,
+}
+
+/// The first whole request of a buffer.
+pub(crate) fn request(buffer: &[u8]) -> Option<Request> {
     let (content, length) = frame(buffer)?;
     let mut rest = Rest(content);
     let (key, version) = (rest.short().unwrap_or(-1), rest.short().unwrap_or(-1));
     let number = rest.number().unwrap_or(-1);
     let client = rest.text().unwrap_or_default();
     let label = format!("{} {}", name(key), transaction(key, version, rest).unwrap_or(client));
-    Some((label, number, length))
+    Some(Request { label, number, version, bytes: length })
 }
 
 /// The number of the request that the first whole answer of a buffer is for, and the answer's length.
@@ -149,7 +158,8 @@ mod tests {
                 assert_eq!(request(&wire[..cut]), None, "{label}: {cut} bytes");
             }
             let more = [&wire[..], b"\0\0"].concat();
-            assert_eq!(request(&more), Some((label.to_owned(), 7, wire.len())));
+            let found = request(&more).unwrap();
+            assert_eq!((found.label.as_str(), found.number, found.bytes), (label, 7, wire.len()));
         }
     }
 

@@ -19,7 +19,10 @@
 mod example;
 mod frame;
 mod kafka;
+mod kafka_addresses;
 mod kafka_frames;
+#[cfg(feature = "kafka-topics")]
+mod kafka_topics;
 mod patroni;
 mod pgbouncer;
 mod postgres;
@@ -35,6 +38,8 @@ mod redis_tls;
 pub use example::example_program;
 pub use frame::{Direction, Protocol};
 pub use kafka::KafkaServer;
+#[cfg(feature = "kafka-topics")]
+pub use kafka_topics::{Isolation, KafkaTopics, ReadRecord};
 pub use patroni::{PatroniCluster, Replication};
 pub use pgbouncer::PgBouncer;
 pub use postgres::{PROGRAMS_VARIABLE, PostgresServer, ROLE_WITH_PASSWORD};

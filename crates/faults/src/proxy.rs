@@ -1,8 +1,9 @@
 //! A proxy between a client and a server that injects faults.
 
+use std::collections::HashMap;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -12,6 +13,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::TIMEOUT;
 use crate::frame::{Direction, Frame, Framer, Pending, Protocol};
+use crate::kafka_addresses;
 
 /// A held frame that is not released is dropped with its connection after this time.
 const HOLD_MAX: Duration = Duration::from_mins(10);
@@ -168,31 +170,77 @@ pub struct FaultProxy {
     address: SocketAddr,
     state: Arc<State>,
     _stop: oneshot::Sender<()>,
+    /// Proxies before the other brokers of a cluster.
+    _brokers: Option<Arc<Brokers>>,
 }
 
 #[derive(Debug)]
 struct State {
     protocol: Protocol,
     target: Mutex<SocketAddr>,
+    /// Shared by the proxies of a cluster.
+    rules: Arc<Rules>,
+    /// The brokers of a cluster whose clients are to stay behind the proxies.
+    brokers: Weak<Brokers>,
+}
+
+#[derive(Debug)]
+struct Rules {
     faults: Mutex<Vec<FaultHandle>>,
     /// Incremented to close all connections.
     cuts: watch::Sender<u64>,
     partitioned: watch::Sender<bool>,
 }
 
+/// A proxy for each broker of a cluster, by the host and port that the brokers tell their clients.
+#[derive(Debug)]
+struct Brokers {
+    rules: Arc<Rules>,
+    proxies: Mutex<HashMap<(String, u16), FaultProxy>>,
+}
+
+impl Brokers {
+    /// The address of the proxy before a broker; `None` if there cannot be one.
+    fn through(self: &Arc<Self>, host: &str, port: u16) -> Option<SocketAddr> {
+        let mut proxies = self.proxies.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(proxy) = proxies.get(&(host.to_owned(), port)) {
+            return Some(proxy.address());
+        }
+        let target = (host, port).to_socket_addrs().ok()?.next()?;
+        let state = State {
+            protocol: Protocol::Kafka,
+            target: Mutex::new(target),
+            rules: self.rules.clone(),
+            brokers: Arc::downgrade(self),
+        };
+        let proxy = FaultProxy::serve(state, None).ok()?;
+        let address = proxy.address();
+        proxies.insert((host.to_owned(), port), proxy);
+        Some(address)
+    }
+}
+
 impl FaultProxy {
     /// Starts a proxy in front of `target`.
     pub fn start(target: SocketAddr, protocol: Protocol) -> io::Result<Self> {
+        let (rules, target) = (Arc::new(Rules::new()), Mutex::new(target));
+        Self::serve(State { protocol, target, rules, brokers: Weak::new() }, None)
+    }
+
+    /// Starts a proxy in front of a broker of a Kafka cluster whose listener is not encrypted. Clients that begin here stay behind
+    /// proxies, whatever addresses the brokers tell them: each broker gets one, with the same faults.
+    pub fn start_before_kafka(target: SocketAddr) -> io::Result<Self> {
+        let (rules, target) = (Arc::new(Rules::new()), Mutex::new(target));
+        let brokers = Arc::new(Brokers { rules: rules.clone(), proxies: Mutex::default() });
+        let weak = Arc::downgrade(&brokers);
+        Self::serve(State { protocol: Protocol::Kafka, target, rules, brokers: weak }, Some(brokers))
+    }
+
+    fn serve(state: State, brokers: Option<Arc<Brokers>>) -> io::Result<Self> {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let state = Arc::new(State {
-            protocol,
-            target: Mutex::new(target),
-            faults: Mutex::default(),
-            cuts: watch::Sender::new(0),
-            partitioned: watch::Sender::new(false),
-        });
+        let state = Arc::new(state);
         let (stop, stopped) = oneshot::channel::<()>();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let served = state.clone();
@@ -205,7 +253,7 @@ impl FaultProxy {
                 }
             });
         })?;
-        Ok(Self { address, state, _stop: stop })
+        Ok(Self { address, state, _stop: stop, _brokers: brokers })
     }
 
     /// The address for clients.
@@ -228,7 +276,7 @@ impl FaultProxy {
             released: watch::Sender::new(false),
             repeated: watch::Sender::new(0),
         }));
-        let mut faults = self.state.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut faults = self.state.rules.faults.lock().unwrap_or_else(PoisonError::into_inner);
         // A long run injects thousands, and each frame is compared with all.
         faults.retain(|fault| fault.limits().times > 0);
         faults.push(injected.clone());
@@ -237,13 +285,13 @@ impl FaultProxy {
 
     /// Closes all connections.
     pub fn cut_all(&self) {
-        self.state.cuts.send_modify(|cuts| *cuts += 1);
+        self.state.rules.cuts.send_modify(|cuts| *cuts += 1);
     }
 
     /// A partition: from now on nothing passes in either direction, and connections stay open. `false` ends it, and the
     /// waiting frames pass.
     pub fn partition(&self, on: bool) {
-        self.state.partitioned.send_replace(on);
+        self.state.rules.partitioned.send_replace(on);
     }
 }
 
@@ -260,7 +308,7 @@ async fn accept(listener: &TcpListener, state: &Arc<State>) {
 }
 
 async fn connection(client: TcpStream, state: Arc<State>) {
-    let mut cuts = state.cuts.subscribe();
+    let mut cuts = state.rules.cuts.subscribe();
     state.wait_until_healed().await;
     let target = *state.target.lock().unwrap_or_else(PoisonError::into_inner);
     let Ok(server) = TcpStream::connect(target).await else { return };
@@ -302,7 +350,10 @@ impl Pump {
                 return Ok(());
             }
             self.framer.read(&buffer[..count]);
-            while let Some(frame) = self.framer.next() {
+            while let Some(mut frame) = self.framer.next() {
+                if self.direction == Direction::Answer {
+                    self.state.keep_behind_proxies(&mut frame);
+                }
                 let copies = self.state.fate(self.direction, &frame).await?;
                 for _ in 0..copies {
                     // A receiver that is gone does not end the sender's direction: its frames are written or lost.
@@ -313,11 +364,30 @@ impl Pump {
     }
 }
 
+impl Rules {
+    fn new() -> Self {
+        let (cuts, partitioned) = (watch::Sender::new(0), watch::Sender::new(false));
+        Self { faults: Mutex::default(), cuts, partitioned }
+    }
+}
+
 impl State {
+    /// Replaces the addresses of brokers in an answer by those of proxies.
+    fn keep_behind_proxies(&self, frame: &mut Frame) {
+        let Some(brokers) = self.brokers.upgrade() else { return };
+        if kafka_addresses::names_brokers(&frame.label) {
+            let mut other = |host: &str, port: u16| {
+                brokers.through(host, port).map(|proxy| (proxy.ip().to_string(), proxy.port()))
+            };
+            let replaced = kafka_addresses::replace(&frame.label, frame.version, &frame.bytes, &mut other);
+            frame.bytes = replaced.unwrap_or_else(|| std::mem::take(&mut frame.bytes));
+        }
+    }
+
     /// The number of times a frame is forwarded, after the delay of its fault.
     async fn fate(&self, direction: Direction, frame: &Frame) -> Result<usize, ConnectionCut> {
         let fault = {
-            let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+            let faults = self.rules.faults.lock().unwrap_or_else(PoisonError::into_inner);
             faults.iter().find(|fault| fault.hits(direction, frame)).cloned()
         };
         let copies = match &fault {
@@ -380,7 +450,7 @@ impl State {
     }
 
     async fn wait_until_healed(&self) {
-        let mut partitioned = self.partitioned.subscribe();
+        let mut partitioned = self.rules.partitioned.subscribe();
         // The sender lives as long as this state.
         let _ = partitioned.wait_for(|partitioned| !partitioned).await;
     }
