@@ -339,8 +339,11 @@ pub async fn check(cluster: &Cluster, wanted: &Wanted) -> Result<Findings, Admin
     let mut found = Findings::default();
     let level = cluster.versions().await?.feature("transaction.version");
     if level < 2 {
-        let remedy = "a delayed commit could end the next transaction; it needs Kafka 4.0 or later, and there: \
-             kafka-features.sh --bootstrap-server HOST:PORT upgrade --feature transaction.version=2";
+        let remedy = format!(
+            "a delayed commit could end the next transaction; it needs Kafka 4.0 or later, and there: \
+             kafka-features.sh --bootstrap-server {} upgrade --feature transaction.version=2",
+            cluster.connect().bootstrap.join(",")
+        );
         found.refused.push(Refusal::new("transaction.version", level.to_string(), remedy));
     }
     let described = metadata(cluster, &wanted.topics).await?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use hapax_core::mutant;
 use kafka_protocol::error::ResponseError;
 use tokio::time::Instant;
 
@@ -15,6 +16,9 @@ use crate::wire::{Backoff, Cluster};
 
 /// The ids of topics by name, or why a broker does not tell one.
 pub type TopicIds = BTreeMap<String, Result<TopicId, ResponseError>>;
+
+/// The known-bad variant that commits offsets when a record is read, and not in its transaction.
+const OFFSETS_APART: &str = "kafka-offsets-apart";
 
 pub(super) const TOPIC_IDS: &str = "reading the ids of topics";
 
@@ -102,7 +106,13 @@ impl KafkaClient {
 
 impl Client for KafkaClient {
     async fn next(&mut self) -> Event {
-        self.consumer.next().await
+        let event = self.consumer.next().await;
+        if mutant::is(OFFSETS_APART)
+            && let Event::Record(record) = &event
+        {
+            self.consumer.commit([(&record.at, record.offset + 1)]);
+        }
+        event
     }
 
     fn seek(&mut self, at: &TopicPartition, offset: i64) {
@@ -137,7 +147,9 @@ impl Client for KafkaClient {
     ) -> Result<(), ProcessorError> {
         let cluster = self.producer.cluster().clone();
         let deadline = Instant::now() + self.producer.delivery_timeout();
-        self.producer.offsets(group, next.iter().cloned())?;
+        if !mutant::is(OFFSETS_APART) {
+            self.producer.offsets(group, next.iter().cloned())?;
+        }
         let prepared = async { Ok(self.producer.prepare().await?) };
         tokio::try_join!(prepared, same_topics(&cluster, &next, deadline))?;
         Ok(())

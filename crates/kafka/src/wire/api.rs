@@ -11,8 +11,8 @@ use kafka_protocol::messages::{
     ListGroupsRequest, ListGroupsResponse, ListOffsetsRequest, ListOffsetsResponse, ListTransactionsRequest,
     ListTransactionsResponse, MetadataRequest, MetadataResponse, OffsetFetchRequest, OffsetFetchResponse,
     ProduceRequest, ProduceResponse, SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest,
-    SaslHandshakeResponse, TxnOffsetCommitRequest, TxnOffsetCommitResponse, WriteTxnMarkersRequest,
-    WriteTxnMarkersResponse,
+    SaslHandshakeResponse, TxnOffsetCommitRequest, TxnOffsetCommitResponse, UpdateFeaturesRequest,
+    UpdateFeaturesResponse, WriteTxnMarkersRequest, WriteTxnMarkersResponse,
 };
 use kafka_protocol::protocol::{Decodable, Encodable, HeaderVersion, Message};
 
@@ -58,5 +58,6 @@ calls! {
     SaslAuthenticateRequest => SaslAuthenticateResponse as SaslAuthenticate,
     SaslHandshakeRequest => SaslHandshakeResponse as SaslHandshake,
     TxnOffsetCommitRequest => TxnOffsetCommitResponse as TxnOffsetCommit,
+    UpdateFeaturesRequest => UpdateFeaturesResponse as UpdateFeatures,
     WriteTxnMarkersRequest => WriteTxnMarkersResponse as WriteTxnMarkers,
 }

@@ -1,15 +1,15 @@
-//! Kafka, on one real broker for all cases.
-//!
-//! A case is `shared`, and runs beside others on topics and with ids of its own, or it is `alone`, because it kills or pauses
-//! the broker. Without a broker all cases are skipped.
+//! Kafka, on one real broker for most cases.
 
 mod admin;
 mod broker;
+#[path = "../common/cases.rs"]
+mod cases;
 mod compressed;
 mod consumers;
 mod delayed_commit;
 mod hostile;
 mod members;
+mod old_versions;
 mod processor;
 mod producer;
 mod publisher;
@@ -18,35 +18,18 @@ mod recreated;
 mod security;
 mod sticky;
 mod the_broker;
+mod three_nodes;
 mod to_database;
 mod to_postgres;
 
-use std::sync::{LazyLock, PoisonError, RwLock};
-
-use libtest_mimic::{Arguments, Trial};
+use std::sync::LazyLock;
 
 use broker::Broker;
-use hapax_faults::KafkaServer;
+use cases::{alone, long, shared};
 
-/// A test of this binary.
-struct Case {
-    name: &'static str,
-    alone: bool,
-    run: fn(&Broker),
-}
+type Case = cases::Case<Broker>;
 
-/// A case that leaves the broker as it is.
-fn shared(name: &'static str, run: fn(&Broker)) -> Case {
-    Case { name, alone: false, run }
-}
-
-/// A case that disturbs all clients of the broker.
-fn alone(name: &'static str, run: fn(&Broker)) -> Case {
-    Case { name, alone: true, run }
-}
-
-/// Started by the first case; it ends with this process.
-static BROKER: LazyLock<RwLock<Broker>> = LazyLock::new(|| RwLock::new(Broker::start()));
+static BROKER: LazyLock<Broker> = LazyLock::new(Broker::start);
 
 fn main() {
     to_postgres::child();
@@ -58,11 +41,6 @@ fn main() {
     }
     if members::is_child() {
         return members::run_child();
-    }
-    let arguments = Arguments::from_args();
-    let installed = KafkaServer::jars();
-    if let Err(why) = &installed {
-        eprintln!("skipped: {why}");
     }
     let cases = [
         the_broker::cases(),
@@ -81,17 +59,8 @@ fn main() {
         hostile::cases(),
         to_database::cases(),
         to_postgres::cases(),
+        old_versions::cases(),
+        three_nodes::cases(),
     ];
-    let trials = cases.into_iter().flatten().map(|case| {
-        let trial = Trial::test(case.name, move || {
-            if case.alone {
-                (case.run)(&BROKER.write().unwrap_or_else(PoisonError::into_inner));
-            } else {
-                (case.run)(&BROKER.read().unwrap_or_else(PoisonError::into_inner));
-            }
-            Ok(())
-        });
-        trial.with_ignored_flag(installed.is_err())
-    });
-    libtest_mimic::run(&arguments, trials.collect()).exit();
+    cases::run(&BROKER, cases.into_iter().flatten());
 }

@@ -91,7 +91,7 @@ fn config() -> ProcessorConfig {
 }
 
 async fn client(address: &str, topic: &str, id: &str) -> Result<KafkaClient, ProcessorError> {
-    let mut producer = ProducerConfig::new(Connect::plain([address]), id);
+    let mut producer = ProducerConfig::new(Connect::plain(address.split(',')), id);
     (producer.delivery_timeout, producer.transaction_timeout) = (PATIENCE, TRANSACTION);
     producer.connect.request_timeout = Duration::from_secs(5);
     // Outputs are sent every few records, so that a batch that is aborted has left some of them in the log.
@@ -125,13 +125,13 @@ impl Handler for Copier {
     }
 }
 
-fn start(address: &str, topic: &str, id: &str, ms: u64) -> Process {
+pub fn start(address: &str, topic: &str, id: &str, ms: u64) -> Process {
     let mut command = Command::new(std::env::current_exe().unwrap());
     Process::start(command.env(CHILD, format!("{address} {topic} {id} {ms}"))).unwrap()
 }
 
 /// Creates the topics, and fills the input with numbers from 0; each partition has its numbers in order.
-fn fill(broker: &Broker, topic: &str, partitions: usize, count: usize) {
+pub fn fill(broker: &Broker, topic: &str, partitions: usize, count: usize) {
     let number = i32::try_from(partitions).unwrap();
     broker.create_topic(topic, number);
     broker.create_topic(&format!("{topic}-out"), number);
@@ -140,7 +140,7 @@ fn fill(broker: &Broker, topic: &str, partitions: usize, count: usize) {
 
 fn send(broker: &Broker, topic: &str, partitions: usize, numbers: std::ops::Range<usize>) {
     broker.block_on(async {
-        let connect = Connect::plain([broker.address().to_string()]);
+        let connect = Connect::plain(broker.addresses().split(','));
         let mut producer =
             Producer::connect(ProducerConfig::new(connect, &format!("{topic}-fill"))).await.unwrap();
         producer.begin().unwrap();
@@ -154,7 +154,7 @@ fn send(broker: &Broker, topic: &str, partitions: usize, numbers: std::ops::Rang
 }
 
 /// Reads the output at read_committed all the time.
-struct Reader {
+pub struct Reader {
     consumer: BaseConsumer,
     partitions: usize,
     /// Numbers by partition, in the order of the log.
@@ -162,7 +162,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(broker: &Broker, topic: &str, partitions: usize) -> Self {
+    pub fn new(broker: &Broker, topic: &str, partitions: usize) -> Self {
         let mut config = broker.config();
         config.set("group.id", "reader").set("isolation.level", "read_committed");
         let consumer: BaseConsumer = config.set("enable.auto.commit", "false").create().unwrap();
@@ -179,7 +179,7 @@ impl Reader {
     }
 
     /// Reads until there are this many; each one is the next of its partition.
-    fn read_until(&mut self, count: usize, members: &[&Process]) {
+    pub fn read_until(&mut self, count: usize, members: &[&Process]) {
         let start = Instant::now();
         while self.count() < count {
             let logs = || members.iter().map(|member| member.log()).collect::<Vec<_>>().join("\n--\n");
@@ -199,7 +199,7 @@ impl Reader {
     }
 
     /// Nothing follows, aborts did happen, and the group's offsets are the input's ends.
-    fn check_end(&self, broker: &Broker, topic: &str, count: usize, aborts: bool) {
+    pub fn check_end(&self, broker: &Broker, topic: &str, count: usize, aborts: bool) {
         let output = format!("{topic}-out");
         assert_eq!(broker.read(&output, Isolation::Committed).len(), count, "nothing behind the last one");
         let all = broker.read(&output, Isolation::Uncommitted).len();

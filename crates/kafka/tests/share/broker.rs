@@ -1,24 +1,18 @@
 //! The broker of the tests, with short locks, and what most cases need of it.
 
-use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::policy::RetryPolicy;
 use hapax_core::{Delivery, Receive, Source as _};
-use hapax_faults::KafkaServer;
+use hapax_faults::{Isolation, KafkaServer, KafkaTopics, ReadRecord};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
 use hapax_kafka::share::{ShareOptions, ShareSource};
-use hapax_kafka::wire::{Cluster, Connect};
+use hapax_kafka::wire::Connect;
 use hapax_worker::{Counts, Worker, WorkerReport};
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
-use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::error::RDKafkaErrorCode;
-use rdkafka::message::{Headers as _, Message as _};
-use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 /// Time for anything that a test waits for.
 pub const PATIENCE: Duration = Duration::from_mins(2);
@@ -49,13 +43,6 @@ impl Deref for Broker {
     }
 }
 
-/// A record as a reader sees it.
-#[derive(Debug, Clone)]
-pub struct Read {
-    pub value: String,
-    pub headers: HashMap<String, String>,
-}
-
 impl Broker {
     pub fn start() -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -71,50 +58,20 @@ impl Broker {
     }
 
     pub fn config(&self) -> ClientConfig {
-        let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", self.address().to_string());
-        config
+        self.topics().config()
     }
 
     pub fn create_topic(&self, name: &str, partitions: i32) {
-        let admin: AdminClient<DefaultClientContext> = self.config().create().unwrap();
-        let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
-        let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
-        let begun = Instant::now();
-        // A topic of this name that was deleted may still be there for a moment.
-        loop {
-            match self.block_on(admin.create_topics([&topic], &options)).unwrap().remove(0) {
-                Err((_, RDKafkaErrorCode::TopicAlreadyExists)) if begun.elapsed() < PATIENCE => {
-                    std::thread::sleep(Duration::from_millis(50));
-                }
-                made => break drop(made.unwrap()),
-            }
-        }
-        // The broker itself knows it a little later than the controller.
-        self.block_on(async {
-            let (cluster, start) = (Cluster::new(self.connect()), Instant::now());
-            while !matches!(cluster.leaders(name).await, Ok(Ok(leaders)) if leaders.iter().all(|one| one.node.is_some()))
-            {
-                assert!(start.elapsed() < PATIENCE, "topic {name} has no leaders");
-                cluster.forget_topic(name);
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        });
+        self.topics().create(name, partitions, &[]);
     }
 
-    /// Deletes a topic, and returns when the broker does not know it any more: until then it takes records for the old topic, although
-    /// the controller has created another one with the same name.
+    /// Deletes a topic, and returns when the broker does not know it any more.
     pub fn delete_topic(&self, name: &str) {
-        let admin: AdminClient<DefaultClientContext> = self.config().create().unwrap();
-        let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
-        self.block_on(admin.delete_topics(&[name], &options)).unwrap().remove(0).unwrap();
-        self.block_on(async {
-            let (cluster, start) = (Cluster::new(self.connect()), Instant::now());
-            while !matches!(cluster.topic_ids([name]).await, Ok(ids) if ids[name].is_err()) {
-                assert!(start.elapsed() < PATIENCE, "topic {name} is not deleted");
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        });
+        self.topics().delete(name);
+    }
+
+    fn topics(&self) -> KafkaTopics {
+        KafkaTopics::new(self.address().to_string())
     }
 
     /// Creates a topic with its dead letters and retries, and a group that begins at its start.
@@ -146,30 +103,15 @@ impl Broker {
     }
 
     /// The records of a topic, as soon as there are this many.
-    pub fn read(&self, topic: &str, count: usize) -> Vec<Read> {
-        let consumer: BaseConsumer = self
-            .config()
-            .set("group.id", "reader")
-            .set("isolation.level", "read_committed")
-            .set("enable.auto.commit", "false")
-            .create()
-            .unwrap();
-        let mut assigned = TopicPartitionList::new();
-        assigned.add_partition_offset(topic, 0, Offset::Beginning).unwrap();
-        consumer.assign(&assigned).unwrap();
-        let (start, mut found) = (Instant::now(), Vec::new());
-        while found.len() < count {
-            assert!(start.elapsed() < PATIENCE, "{topic}: {} of {count} records", found.len());
-            let Some(Ok(record)) = consumer.poll(Duration::from_millis(100)) else { continue };
-            let mut headers = HashMap::new();
-            for header in record.headers().into_iter().flat_map(|headers| headers.iter()) {
-                let value = String::from_utf8_lossy(header.value.unwrap_or_default()).into_owned();
-                headers.insert(header.key.to_owned(), value);
+    pub fn read(&self, topic: &str, count: usize) -> Vec<ReadRecord> {
+        let start = Instant::now();
+        loop {
+            let found = self.topics().read(topic, Isolation::Committed);
+            if found.len() >= count {
+                return found;
             }
-            let value = String::from_utf8_lossy(record.payload().unwrap_or_default()).into_owned();
-            found.push(Read { value, headers });
+            assert!(start.elapsed() < PATIENCE, "{topic}: {} of {count} records", found.len());
         }
-        found
     }
 
     /// The number of records in partition 0 of a topic, markers included.

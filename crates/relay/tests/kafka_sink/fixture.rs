@@ -7,17 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use hapax_core::outbox::OutboxStore as _;
-use hapax_faults::{KafkaServer, PostgresServer, Process};
-use hapax_kafka::wire::{Cluster, Connect};
+pub use hapax_faults::Isolation;
+use hapax_faults::{KafkaServer, KafkaTopics, PostgresServer, Process, ReadRecord};
 use hapax_relay::sink::KafkaSink;
 use hapax_relay::{Relay, RelayOptions};
-use rdkafka::ClientConfig;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
-use rdkafka::client::DefaultClientContext;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{Headers as _, Message as _};
-use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use crate::outbox::{Database, block_on, quick};
 
@@ -68,22 +61,6 @@ pub fn run_child() -> ! {
         relay.run(std::future::pending()).await.unwrap();
     });
     std::process::exit(1);
-}
-
-/// What a reader sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Isolation {
-    Committed,
-    Uncommitted,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
-    pub partition: i32,
-    pub key: Option<String>,
-    pub value: String,
-    pub headers: BTreeMap<String, String>,
-    pub timestamp_ms: Option<i64>,
 }
 
 /// An outbox with a topic of its own.
@@ -205,88 +182,21 @@ impl Shop {
         create_topic(self.broker, name, partitions, configs);
     }
 
-    /// Deletes a topic, and returns how many partitions it had, when the broker does not know it any more: until then it takes
-    /// records for the old topic, although the controller has created another one with the same name.
+    /// Deletes a topic, and returns how many partitions it had, when the broker does not know it any more.
     pub fn delete_topic(&self, name: &str) -> i32 {
-        let admin: AdminClient<DefaultClientContext> = config(self.broker).create().unwrap();
-        let metadata = admin.inner().fetch_metadata(Some(name), PATIENCE).unwrap();
-        let partitions = metadata.topics()[0].partitions().len();
-        let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
-        block_on(admin.delete_topics(&[name], &options)).unwrap().remove(0).unwrap();
-        let (cluster, start) =
-            (Cluster::new(Connect::plain([self.broker.address().to_string()])), Instant::now());
-        while !matches!(block_on(cluster.topic_ids([name])), Ok(ids) if ids[name].is_err()) {
-            assert!(start.elapsed() < PATIENCE, "topic {name} is not deleted");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        i32::try_from(partitions).unwrap()
+        topics(self.broker).delete(name)
     }
 
     /// The records of a topic, partition by partition.
-    pub fn read(&self, topic: &str, isolation: Isolation) -> Vec<Seen> {
-        let isolation = if isolation == Isolation::Committed { "read_committed" } else { "read_uncommitted" };
-        let consumer: BaseConsumer = config(self.broker)
-            .set("group.id", "reader")
-            .set("isolation.level", isolation)
-            .set("enable.auto.commit", "false")
-            .set("enable.partition.eof", "true")
-            .create()
-            .unwrap();
-        let metadata = consumer.fetch_metadata(Some(topic), PATIENCE).unwrap();
-        let count = metadata.topics()[0].partitions().len();
-        let mut assigned = TopicPartitionList::new();
-        for partition in 0..i32::try_from(count).unwrap() {
-            assigned.add_partition_offset(topic, partition, Offset::Beginning).unwrap();
-        }
-        consumer.assign(&assigned).unwrap();
-        let (start, mut ended, mut found) = (Instant::now(), 0, Vec::new());
-        while ended < count {
-            assert!(start.elapsed() < PATIENCE, "{topic}: {ended} of {count} partitions were read");
-            match consumer.poll(Duration::from_millis(100)) {
-                Some(Ok(record)) => {
-                    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-                    let headers = record.headers().into_iter().flat_map(|headers| headers.iter());
-                    found.push(Seen {
-                        partition: record.partition(),
-                        key: record.key().map(text),
-                        value: text(record.payload().unwrap_or_default()),
-                        headers: headers
-                            .map(|header| (header.key.to_owned(), text(header.value.unwrap_or_default())))
-                            .collect(),
-                        timestamp_ms: record.timestamp().to_millis(),
-                    });
-                }
-                Some(Err(KafkaError::PartitionEOF(_))) => ended += 1,
-                // Connections that are lost are tried again.
-                Some(Err(_)) | None => {}
-            }
-        }
-        found.sort_by_key(|seen| seen.partition);
-        found
+    pub fn read(&self, topic: &str, isolation: Isolation) -> Vec<ReadRecord> {
+        topics(self.broker).read(topic, isolation)
     }
 }
 
-fn config(broker: &KafkaServer) -> ClientConfig {
-    let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", broker.address().to_string());
-    config
+fn topics(broker: &KafkaServer) -> KafkaTopics {
+    KafkaTopics::new(broker.address().to_string())
 }
 
 pub fn create_topic(broker: &KafkaServer, name: &str, partitions: i32, configs: &[(&str, &str)]) {
-    let admin: AdminClient<DefaultClientContext> = config(broker).create().unwrap();
-    let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
-    for (key, value) in configs {
-        topic = topic.set(key, value);
-    }
-    let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
-    let start = Instant::now();
-    // A topic of this name that was deleted may still be there for a moment.
-    loop {
-        match block_on(admin.create_topics([&topic], &options)).unwrap().remove(0) {
-            Err((_, RDKafkaErrorCode::TopicAlreadyExists)) if start.elapsed() < PATIENCE => {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            made => return drop(made.unwrap()),
-        }
-    }
+    topics(broker).create(name, partitions, configs);
 }
