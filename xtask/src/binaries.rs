@@ -26,6 +26,7 @@ const LONGEST: &[&str] = &[
     "verify_holds_on_shared_stores",
     "share",
     "kafka_run",
+    "verify_on_kafka",
     "queues",
     "complaints",
     "cluster_faults",

@@ -2,6 +2,7 @@
 
 mod claims;
 mod register;
+mod transactions;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -45,6 +46,10 @@ pub enum Anomaly {
     GrantedWhileHeld,
     /// The operations on a ledger key have no order in which one copy of its entry could have carried them out.
     RegisterNotLinearizable,
+    /// A reader of committed records saw one of a transaction whose abort was answered with success.
+    AbortedShown,
+    /// Readers of committed records see some records of a transaction, and not the others; or none of one that was committed.
+    TransactionTorn,
 }
 
 impl Anomaly {
@@ -64,6 +69,8 @@ impl Anomaly {
             Self::DuplicateAccepted => "duplicate-accepted",
             Self::GrantedWhileHeld => "granted-while-held",
             Self::RegisterNotLinearizable => "register-not-linearizable",
+            Self::AbortedShown => "aborted-shown",
+            Self::TransactionTorn => "transaction-torn",
         }
     }
 }
@@ -178,6 +185,10 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
                     findings.suppressed += u64::from(!ran);
                 }
             }
+            Act::Shown { .. } => {
+                findings.operations += 1;
+                payment.moved.push(event);
+            }
             Act::Left { place, .. } => payment.left.push((event, *place)),
             Act::Entry { .. } => payment.entry = Some(event),
             _ => {}
@@ -193,6 +204,7 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
         check_order(&own, &mut findings);
     }
     claims::check(&own, &mut findings);
+    transactions::check(&own, history.iter().any(|event| is_drained(&event)), &mut findings);
     findings
 }
 
@@ -265,7 +277,9 @@ fn check_payment(id: &str, payment: &Payment<'_>, drained: Option<&Event>, findi
 /// The account and number of an intent or a call.
 fn subject(event: &Event) -> Option<(&str, u64)> {
     match &event.event.act {
-        Act::Intent { account, number, .. } | Act::Call { account, number, .. } => Some((account, *number)),
+        Act::Intent { account, number, .. }
+        | Act::Call { account, number, .. }
+        | Act::Shown { account, number, .. } => Some((account, *number)),
         _ => None,
     }
 }
@@ -334,16 +348,16 @@ fn check_order(own: &[&Event], findings: &mut Findings) {
     let mut last: HashMap<&str, (u64, &Event)> = HashMap::new();
     let mut seen = HashSet::new();
     for event in own {
-        let Act::Call { id, account, number, effect: Effect::Moved, .. } = &event.event.act else { continue };
+        let Some((id, account, number)) = event.event.act.effect() else { continue };
         if !seen.insert(id) {
             continue;
         }
-        match last.get(account.as_str()) {
-            Some((before, earlier)) if number < before => {
+        match last.get(account) {
+            Some((before, earlier)) if number < *before => {
                 let says = format!("payment {number} of {account} was made after payment {before}");
                 findings.add(Anomaly::OrderViolated, id, says, &[earlier, event]);
             }
-            _ => drop(last.insert(account, (*number, event))),
+            _ => drop(last.insert(account, (number, event))),
         }
     }
 }

@@ -582,7 +582,7 @@ fn without_settings(program: &Path) -> Command {
     command
 }
 
-fn last_lines(log: &str) -> String {
+pub(crate) fn last_lines(log: &str) -> String {
     let lines: Vec<&str> = log.lines().rev().take(5).collect();
     lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
 }

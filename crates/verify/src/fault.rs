@@ -163,25 +163,33 @@ impl fmt::Display for Fault {
                 f.write_str("power cut of the server: what was not synced is lost")
             }
             Self::ClockStep => f.write_str("step of the wall clocks"),
-            Self::Wire(wire) => {
-                let done = match wire.action {
-                    Action::Cut => "cut",
-                    Action::Drop => "dropped",
-                    Action::Delay(time) if time > REORDER => "delayed past the timeout",
-                    Action::Delay(_) => "delayed, others overtake it",
-                    Action::Duplicate => "duplicated",
-                    Action::Repeat => "repeated later",
-                    Action::Hold => "held",
-                };
-                let what = if wire.answer { "response" } else { "request" };
-                write!(f, "{}: {what} {done}", wire.request)
-            }
+            Self::Wire(wire) => write_wire(f, wire.request, wire.answer, wire.action),
         }
     }
 }
 
+/// The name of a fault on the wire.
+pub(crate) fn write_wire(
+    f: &mut fmt::Formatter<'_>,
+    request: &str,
+    answer: bool,
+    action: Action,
+) -> fmt::Result {
+    let done = match action {
+        Action::Cut => "cut",
+        Action::Drop => "dropped",
+        Action::Delay(time) if time > REORDER => "delayed past the timeout",
+        Action::Delay(_) => "delayed, others overtake it",
+        Action::Duplicate => "duplicated",
+        Action::Repeat => "repeated later",
+        Action::Hold => "held",
+    };
+    let what = if answer { "response" } else { "request" };
+    write!(f, "{request}: {what} {done}")
+}
+
 /// Longer than the timeout of a request: the caller has given up, and the request still arrives.
-const LATE: Action = Action::Delay(Duration::from_millis(1_800));
+pub(crate) const LATE: Action = Action::Delay(Duration::from_millis(1_800));
 
 /// Shorter than any timeout: what is sent later on other connections arrives earlier.
 const REORDER: Duration = Duration::from_millis(150);
@@ -306,21 +314,21 @@ pub fn pause(random: &mut fastrand::Rng) -> Duration {
 }
 
 /// The faults of a run in their order: whole rounds, each shuffled.
-pub struct Schedule {
+pub struct Schedule<F = Fault> {
     random: fastrand::Rng,
-    round: Vec<Fault>,
-    left: Vec<Fault>,
+    round: Vec<F>,
+    left: Vec<F>,
 }
 
-impl Schedule {
+impl<F: Copy> Schedule<F> {
     /// The schedule of a seed. A round must not be empty.
-    pub fn new(seed: u64, round: Vec<Fault>) -> Self {
+    pub fn new(seed: u64, round: Vec<F>) -> Self {
         assert!(!round.is_empty(), "a round is not empty");
         Self { random: fastrand::Rng::with_seed(seed), round, left: Vec::new() }
     }
 
     /// The next fault.
-    pub fn next_fault(&mut self) -> Fault {
+    pub fn next_fault(&mut self) -> F {
         if self.left.is_empty() {
             self.left.clone_from(&self.round);
             self.random.shuffle(&mut self.left);

@@ -99,6 +99,18 @@ pub enum ClaimStep {
     },
 }
 
+/// The end of a transaction of Kafka, as its producer knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransactionEnd {
+    /// The commit was answered with success.
+    Committed,
+    /// The abort was answered with success.
+    Aborted,
+    /// The commit was not answered: committed or aborted.
+    Unknown,
+}
+
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
@@ -137,6 +149,39 @@ pub enum Act {
         effect: Effect,
         /// The bank's transaction number.
         receipt: u64,
+    },
+    /// A reader of committed records saw the record of a payment in an output topic.
+    Shown {
+        /// The payment.
+        id: String,
+        /// The account, which is the record's key.
+        account: String,
+        /// The payment's number within the account.
+        number: u64,
+        /// The transaction that the record belongs to; empty without one.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        transaction: String,
+        /// The output's partition.
+        partition: i32,
+        /// The record's offset in it.
+        offset: i64,
+    },
+    /// A transaction ended at its producer.
+    Transaction {
+        /// The transaction: the process and a number.
+        transaction: String,
+        /// Records that were sent in it.
+        records: u64,
+        /// How it ended.
+        end: TransactionEnd,
+        /// Whether the handler let it fail on purpose.
+        #[serde(default)]
+        intended: bool,
+    },
+    /// A processor ended with an error, and was started again.
+    Restarted {
+        /// The error.
+        why: String,
     },
     /// A delivery ended at its worker.
     Settle {
@@ -220,6 +265,17 @@ pub enum Act {
     },
 }
 
+impl Act {
+    /// The payment that was made or shown: id, account, and number within the account.
+    pub fn effect(&self) -> Option<(&str, &str, u64)> {
+        match self {
+            Self::Call { id, account, number, effect: Effect::Moved, .. }
+            | Self::Shown { id, account, number, .. } => Some((id, account, *number)),
+            _ => None,
+        }
+    }
+}
+
 /// What a fault caused: the difference of the recorder's counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -244,11 +300,19 @@ pub struct Caused {
     pub claims_unknown: u64,
     /// Processes whose wall clock was set, as they saw it.
     pub clocks_stepped: u64,
+    /// Transactions that were open when their process, or their broker, was killed or stopped.
+    pub transactions_hit: u64,
+    /// Transactions that were aborted, other than those whose handler failed on purpose.
+    pub transactions_aborted: u64,
+    /// Transactions whose commit was not answered.
+    pub transactions_unknown: u64,
+    /// Processors that ended with an error.
+    pub restarts: u64,
 }
 
 impl Caused {
     /// The counters by name.
-    pub fn named(&self) -> [(&'static str, u64); 10] {
+    pub fn named(&self) -> [(&'static str, u64); 14] {
         [
             ("sends unknown", self.sends_unknown),
             ("sends failed", self.sends_failed),
@@ -260,6 +324,10 @@ impl Caused {
             ("replayed", self.replayed),
             ("claims unknown", self.claims_unknown),
             ("clocks stepped", self.clocks_stepped),
+            ("open transactions hit", self.transactions_hit),
+            ("transactions aborted", self.transactions_aborted),
+            ("commits unknown", self.transactions_unknown),
+            ("processors restarted", self.restarts),
         ]
     }
 
@@ -277,6 +345,10 @@ impl Caused {
             replayed: self.replayed - earlier.replayed,
             claims_unknown: self.claims_unknown - earlier.claims_unknown,
             clocks_stepped: self.clocks_stepped - earlier.clocks_stepped,
+            transactions_hit: self.transactions_hit - earlier.transactions_hit,
+            transactions_aborted: self.transactions_aborted - earlier.transactions_aborted,
+            transactions_unknown: self.transactions_unknown - earlier.transactions_unknown,
+            restarts: self.restarts - earlier.restarts,
         }
     }
 
@@ -294,6 +366,10 @@ impl Caused {
             + self.redelivered
             + self.settles_refused
             + self.claims_unknown
+            + self.transactions_hit
+            + self.transactions_aborted
+            + self.transactions_unknown
+            + self.restarts
     }
 }
 
@@ -329,12 +405,15 @@ impl Event {
             Act::Intent { id, .. }
             | Act::Send { id, .. }
             | Act::Call { id, .. }
+            | Act::Shown { id, .. }
             | Act::Settle { id, .. }
             | Act::Claim { id, .. }
             | Act::Entry { id, .. }
             | Act::Left { id, .. } => Some(id),
             Act::FaultBegins { .. }
             | Act::FaultEnds { .. }
+            | Act::Transaction { .. }
+            | Act::Restarted { .. }
             | Act::Clock { .. }
             | Act::Operator { .. }
             | Act::Drained { .. } => None,

@@ -12,6 +12,7 @@
 //! | [`check`] | the checker: a pure function from a history to violations with their witnesses |
 //! | [`report`] | verdicts, and their forms: text, JSON, JUnit, HTML |
 //! | [`roles`] | the child processes |
+//! | `kafka` | the same on a broker of Kafka; feature `kafka` |
 //!
 //! [`Handler`] puts a handler of your own under such a run, from a test of your own project.
 
@@ -23,6 +24,8 @@ mod drain;
 pub mod fault;
 mod handler;
 pub mod history;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 mod operator;
 mod orders;
 mod own_store;

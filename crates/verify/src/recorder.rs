@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::history::{Act, Answer, Caused, ClaimStep, Effect, NewEvent, Writer};
+use crate::history::{Act, Answer, Caused, ClaimStep, Effect, NewEvent, TransactionEnd, Writer};
 use crate::wire::{Caller, Connection, Message};
 use crate::workload::{Bank, Workload};
 
@@ -438,6 +438,15 @@ impl State {
             Act::Call { id, effect: Effect::Moved, receipt, .. } => {
                 self.moved(&event.workload.clone(), id, *receipt);
             }
+            Act::Shown { id, offset, .. } => {
+                self.moved(&event.workload.clone(), id, offset.unsigned_abs());
+            }
+            Act::Transaction { end, intended, .. } => match end {
+                TransactionEnd::Aborted => caused.transactions_aborted += u64::from(!intended),
+                TransactionEnd::Unknown => caused.transactions_unknown += 1,
+                TransactionEnd::Committed => {}
+            },
+            Act::Restarted { .. } => caused.restarts += 1,
             // Refused completions are no sign of a fault: some contenders are too slow on purpose.
             Act::Claim { step: ClaimStep::Completed { answer: Answer::Unknown, .. }, .. } => {
                 caused.claims_unknown += 1;

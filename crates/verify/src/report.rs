@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::check::{Findings, Violation};
 use crate::history::{Act, Caused, Effect, Event};
-use crate::workload::Workload;
+use crate::workload::{Shape, Workload};
 
 /// What a run shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -240,6 +240,9 @@ fn judge(
     if findings.effects == 0 {
         return inconclusive("nothing took effect");
     }
+    if workload.shape == Shape::Processor && findings.suppressed == 0 {
+        return inconclusive("no transaction was aborted");
+    }
     if findings.unsettled > 0 {
         let why = drained.map(|why| format!("; {why}")).unwrap_or_default();
         return inconclusive(&format!("messages were still waiting at the end: {}{why}", findings.unsettled));
@@ -275,7 +278,7 @@ fn timeline(events: &[Event]) -> Vec<Second> {
     for event in events.iter().filter(|event| !event.event.who.starts_with(crate::run::DIRECTOR)) {
         let second = seconds.entry(event.ms / 1_000).or_default();
         match &event.event.act {
-            Act::Call { effect: Effect::Moved, .. } => second.effects += 1,
+            act if act.effect().is_some() => second.effects += 1,
             Act::Call { effect: Effect::Known, .. } => second.suppressed += 1,
             Act::Settle { ack: true, ran: false, answer: crate::history::Answer::Ok, .. } => {
                 second.suppressed += 1;
@@ -292,7 +295,7 @@ fn fault_spans(events: &[Event]) -> Vec<FaultSpan> {
     let is_effect = |event: &&Event| {
         let control = Workload::named(&event.event.workload).is_none_or(|workload| workload.is_control());
         let timed = !event.event.who.starts_with(crate::run::DIRECTOR);
-        !control && timed && matches!(event.event.act, Act::Call { effect: Effect::Moved, .. })
+        !control && timed && event.event.act.effect().is_some()
     };
     let effects: Vec<u64> = events.iter().filter(is_effect).map(|event| event.ms).collect();
     let recovery = |from: u64, until: u64| {

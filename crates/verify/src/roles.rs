@@ -51,6 +51,9 @@ pub enum Role {
     OwnHandler(Site),
     /// A relay of the outbox, and the control beside it.
     Relay(Site),
+    /// A process of a run on Kafka.
+    #[cfg(feature = "kafka")]
+    Kafka(crate::kafka::KafkaRole),
 }
 
 /// What producers and workers have to know.
@@ -92,7 +95,7 @@ impl Site {
     }
 }
 
-fn named(names: &[String]) -> anyhow::Result<Vec<Workload>> {
+pub(crate) fn named(names: &[String]) -> anyhow::Result<Vec<Workload>> {
     names.iter().map(|name| Workload::named(name).with_context(|| format!("no workload {name}"))).collect()
 }
 
@@ -116,6 +119,8 @@ pub async fn run(role: Role) -> anyhow::Result<()> {
         Role::Producer(site) => producer::run(&site, &site.workloads()?).await,
         Role::Relay(site) => orders::run_relay(&site, &site.workloads()?).await,
         Role::Worker(site) => worker::run(&site, &site.workloads()?).await,
+        #[cfg(feature = "kafka")]
+        Role::Kafka(role) => crate::kafka::run_role(role).await,
     }
 }
 

@@ -369,7 +369,7 @@ fn did_bite(fault: Fault, hits: u64, caused: &Caused) -> bool {
 }
 
 /// Checks the history in a process of its own.
-fn check(program: &Path, history: &Path, names: &[String]) -> anyhow::Result<Vec<Findings>> {
+pub(crate) fn check(program: &Path, history: &Path, names: &[String]) -> anyhow::Result<Vec<Findings>> {
     let checker = start(program, &Role::Checker(history.to_owned(), names.to_vec()))?;
     let (status, lines, log) = checker.finish();
     if !status.success() {

@@ -61,7 +61,13 @@ pub async fn run(site: &Site, workloads: &[Workload]) -> anyhow::Result<()> {
                 });
             }
             // They run in processes of their own.
-            Shape::PublishMark | Shape::Proxy(_) | Shape::Own => {}
+            Shape::PublishMark
+            | Shape::Proxy(_)
+            | Shape::Own
+            | Shape::Processor
+            | Shape::ProduceCommit
+            | Shape::CommitProduce
+            | Shape::Librdkafka => {}
             Shape::Transactional => {
                 tasks.spawn(async move {
                     place.work(workload, || transfers::worker(&place, workload, &site)).await

@@ -26,6 +26,14 @@ pub enum Shape {
     LookUp,
     /// Control: a relay that publishes what is not marked, then marks it.
     PublishMark,
+    /// Records of a topic of Kafka, through the transactional processor.
+    Processor,
+    /// Control on Kafka: produce, then commit the offsets.
+    ProduceCommit,
+    /// Control on Kafka: commit the offsets, then produce.
+    CommitProduce,
+    /// Control on Kafka, of our own tests: librdkafka's transactions.
+    Librdkafka,
 }
 
 /// What the bank of a workload checks.
@@ -193,6 +201,38 @@ pub const ALL: [Workload; 15] = [
     ),
 ];
 
+/// The workloads on Kafka, controls last.
+pub const KAFKA: [Workload; 4] = [
+    Workload {
+        name: "processor",
+        title: "records through the transactional processor",
+        boundary: "once inside Kafka, for readers of committed records, in order within a key",
+        tier: Tier::Transactional,
+        shape: Shape::Processor,
+        bank: Bank::Trusting,
+        fifo: true,
+        rejects: false,
+    },
+    control(
+        "produce-commit",
+        "naive: produce, then commit offsets",
+        "repeats what was produced and not committed in a crash",
+        Shape::ProduceCommit,
+    ),
+    control(
+        "commit-produce",
+        "naive: commit offsets, then produce",
+        "loses what was committed and not produced in a crash",
+        Shape::CommitProduce,
+    ),
+    control(
+        "librdkafka",
+        "librdkafka's transactions",
+        "a delayed commit ends its next transaction (KAFKA-17754)",
+        Shape::Librdkafka,
+    ),
+];
+
 const fn control(name: &'static str, title: &'static str, boundary: &'static str, shape: Shape) -> Workload {
     Workload {
         name,
@@ -212,17 +252,32 @@ pub const LEASE_MS: u64 = 1_000;
 impl Workload {
     /// A workload by its name.
     pub fn named(name: &str) -> Option<Self> {
-        ALL.into_iter().find(|workload| workload.name == name)
+        ALL.into_iter().chain(KAFKA).find(|workload| workload.name == name)
     }
 
     /// Whether it is a known-bad program that the checker has to catch.
     pub fn is_control(&self) -> bool {
-        matches!(self.shape, Shape::AckBefore | Shape::AckAfter | Shape::LookUp | Shape::PublishMark)
+        matches!(
+            self.shape,
+            Shape::AckBefore
+                | Shape::AckAfter
+                | Shape::LookUp
+                | Shape::PublishMark
+                | Shape::ProduceCommit
+                | Shape::CommitProduce
+                | Shape::Librdkafka
+        )
     }
 
     /// Whether its messages go through a queue.
     pub fn has_queue(&self) -> bool {
-        !matches!(self.shape, Shape::Claims | Shape::PublishMark | Shape::Proxy(_))
+        !matches!(self.shape, Shape::Claims | Shape::PublishMark | Shape::Proxy(_)) && !self.is_on_kafka()
+    }
+
+    /// Whether it reads and writes topics of Kafka.
+    pub fn is_on_kafka(&self) -> bool {
+        let kafka = [Shape::Processor, Shape::ProduceCommit, Shape::CommitProduce, Shape::Librdkafka];
+        kafka.contains(&self.shape)
     }
 
     /// Whether producers write its payments to a database, and relays publish them.
@@ -236,6 +291,9 @@ impl Workload {
             Shape::Claims => 0,
             Shape::Worker(_) if self.rejects && self.fifo => 2,
             Shape::Worker(_) => 5,
+            Shape::Processor => 8,
+            // One in each partition.
+            Shape::ProduceCommit | Shape::CommitProduce | Shape::Librdkafka => 4,
             Shape::Transactional | Shape::Outbox | Shape::Proxy(_) => 3,
             _ => 2,
         }

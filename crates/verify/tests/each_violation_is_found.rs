@@ -372,3 +372,60 @@ fn duplicate_accepted() {
     // Without a deduplication id a second send is a second message.
     paid().add("w", act("m2", 9)).is(false, &[]);
 }
+
+/// Records of transactions, as a reader of committed records sees them.
+mod on_kafka {
+    use super::*;
+    use hapax_verify::history::TransactionEnd::{self, Aborted, Committed, Unknown};
+
+    fn shown(history: History, number: u64, transaction: &str) -> History {
+        let (id, account, transaction) = (id(number), "a".into(), transaction.into());
+        let offset = history.0.len() as i64;
+        history.add("r", Act::Shown { id, account, number, transaction, partition: 0, offset })
+    }
+
+    fn ended(history: History, transaction: &str, records: u64, end: TransactionEnd) -> History {
+        let (transaction, intended) = (transaction.into(), false);
+        history.add("p", Act::Transaction { transaction, records, end, intended })
+    }
+
+    fn read_to_end(history: History) -> History {
+        history.add("d", Act::Drained { empty: true, why: None })
+    }
+
+    #[test]
+    fn what_is_shown_is_an_effect() {
+        let one = || History::default().accepted(1);
+        read_to_end(shown(one(), 1, "t1")).is(true, &[]);
+        read_to_end(one()).is(true, &[Anomaly::AcceptedButLost]);
+        let twice = shown(shown(one(), 1, "t1"), 1, "t2");
+        assert_eq!(twice.is(true, &[Anomaly::EffectTwice]).effects, 2);
+        shown(History::default(), 1, "t1").is(true, &[Anomaly::EffectWithoutIntent]);
+        let swapped = shown(shown(one().accepted(2), 2, "t1"), 1, "t2");
+        swapped.is(true, &[Anomaly::OrderViolated]);
+    }
+
+    #[test]
+    fn an_aborted_record_is_not_shown() {
+        let one = || ended(History::default().accepted(1), "t1", 1, Aborted);
+        let right = read_to_end(shown(ended(one(), "t2", 1, Committed), 1, "t2"));
+        assert_eq!(right.is(true, &[]).suppressed, 1, "the record that was written in vain");
+        let wrong = read_to_end(shown(ended(one(), "t2", 0, Committed), 1, "t1"));
+        wrong.is(true, &[Anomaly::AbortedShown]);
+    }
+
+    #[test]
+    fn a_transaction_is_shown_as_a_whole() {
+        let two = || shown(History::default().accepted(1).intent(2), 1, "t1");
+        for end in [Committed, Unknown] {
+            let torn = ended(two(), "t1", 2, end);
+            torn.is(true, &[]);
+            read_to_end(torn).is(true, &[Anomaly::TransactionTorn]);
+            read_to_end(ended(shown(two(), 2, "t1"), "t1", 2, end)).is(true, &[]);
+        }
+        // What was not answered may have been aborted; what was committed was not.
+        let none = |end| read_to_end(ended(History::default().intent(1), "t1", 1, end));
+        none(Unknown).is(true, &[]);
+        none(Committed).is(true, &[Anomaly::TransactionTorn]);
+    }
+}

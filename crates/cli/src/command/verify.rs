@@ -1,4 +1,7 @@
-//! `hapax verify`: shows which guarantee holds on a store, by breaking things.
+//! `hapax verify`: shows which guarantee holds on a store, or on Kafka, by breaking things.
+
+#[cfg(feature = "kafka")]
+mod on_kafka;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,6 +37,7 @@ Examples:
   hapax verify --store postgres://hapax@db.example/empty --for 10m
   hapax verify --store redis://localhost/5 --only payments,accounts --html report.html
   hapax verify --quick --seed 42 --junit verify.xml
+  hapax verify --broker kafka://localhost:9092 --for 10m        (a build with the feature kafka)
 
 Real processes are started, and killed, on this machine: servers of the store, workers, producers. The store has to be
 empty; without --store it is a temporary folder. Naive programs run beside, and have to be caught.
@@ -48,6 +52,21 @@ pub struct VerifyArgs {
     /// too [default: a temporary folder].
     #[arg(long, value_name = "URL")]
     store: Option<String>,
+    /// Runs on Kafka instead of a store: kafka://HOST:PORT,… (a plain listener), or private:kafka, which starts a broker that is
+    /// killed too.
+    #[cfg(feature = "kafka")]
+    #[arg(
+        long,
+        value_name = "URL",
+        conflicts_with_all = [
+            "store", "ledger", "tier", "handler_cmd", "upstream", "failover_cmd", "preload", "shared_store"
+        ]
+    )]
+    broker: Option<String>,
+    /// Adds a control: librdkafka's transactions, behind delayed commits.
+    #[cfg(feature = "kafka")]
+    #[arg(long, hide = true, requires = "broker")]
+    librdkafka: bool,
     /// A ledger in another store: postgres://… or redis://….
     #[arg(long, value_name = "URL")]
     ledger: Option<String>,
@@ -112,6 +131,9 @@ impl VerifyArgs {
             if known.is_control() {
                 return Err(usage(format!("{name} is a control, and part of every run")));
             }
+            if known.is_on_kafka() {
+                return Err(usage(format!("the workload {name} needs --broker")));
+            }
         }
         let wanted = |workload: &Workload| {
             workload.is_control()
@@ -131,22 +153,32 @@ impl VerifyArgs {
     }
 
     fn faults(&self) -> anyhow::Result<Vec<Fault>> {
-        let wanted = |fault: &Fault| {
+        self.chosen(&ROUND)
+    }
+
+    /// The faults of a round whose names were asked for.
+    fn chosen<F: Copy + ToString>(&self, round: &[F]) -> anyhow::Result<Vec<F>> {
+        let wanted = |fault: &F| {
             let name = fault.to_string();
             self.faults.is_empty() || self.faults.iter().any(|text| name.contains(text.as_str()))
         };
-        let faults: Vec<Fault> = ROUND.into_iter().filter(wanted).collect();
+        let faults: Vec<F> = round.iter().copied().filter(wanted).collect();
         if faults.is_empty() {
             return Err(usage("no fault has such a name; `hapax verify --list` shows those that are"));
         }
         Ok(faults)
     }
 
-    fn options(&self) -> anyhow::Result<Options> {
+    /// The seed, and the time of faults in milliseconds.
+    fn schedule(&self) -> (u64, u64) {
         let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
-        let time_ms = self.time.unwrap_or(if self.quick { TIME_MS_QUICK } else { TIME_MS_DEFAULT });
+        (seed, self.time.unwrap_or(if self.quick { TIME_MS_QUICK } else { TIME_MS_DEFAULT }))
+    }
+
+    fn options(&self) -> anyhow::Result<Options> {
+        let (seed, time_ms) = self.schedule();
         Ok(Options {
-            program: std::env::current_exe().context("this program's own path")?,
+            program: program()?,
             store: self.store.clone(),
             ledger: self.ledger.clone(),
             workloads: self.workloads()?,
@@ -174,6 +206,10 @@ impl VerifyArgs {
         for (flag, url) in [("--store", &self.store), ("--ledger", &self.ledger)] {
             words.extend(url.as_ref().map(|url| format!("{flag} {}", hapax::without_secrets(url))));
         }
+        #[cfg(feature = "kafka")]
+        words.extend(self.broker.as_ref().map(|url| format!("--broker {url}")));
+        #[cfg(feature = "kafka")]
+        words.extend(self.librdkafka.then(|| "--librdkafka".to_owned()));
         words.extend(self.tier.map(|tier| format!("--tier {}", crate::text::word(&tier))));
         if !self.only.is_empty() {
             words.push(format!("--only {}", self.only.join(",")));
@@ -190,12 +226,23 @@ impl VerifyArgs {
     }
 }
 
+fn program() -> anyhow::Result<PathBuf> {
+    std::env::current_exe().context("this program's own path")
+}
+
+async fn verify(args: &VerifyArgs, tell: &mut dyn FnMut(Progress<'_>)) -> anyhow::Result<Report> {
+    #[cfg(feature = "kafka")]
+    if let Some(broker) = &args.broker {
+        return hapax_verify::kafka::run(&on_kafka::options(args, broker)?, tell).await;
+    }
+    hapax_verify::run(&args.options()?, tell).await
+}
+
 pub async fn run(args: VerifyArgs) -> anyhow::Result<()> {
     let out = Output::new(args.json);
     if args.list {
         return list(out);
     }
-    let options = args.options()?;
     let mut tell = |progress: Progress<'_>| match progress {
         Progress::Phase(phase) => output::note(&phase),
         Progress::Fault(fault) => {
@@ -212,7 +259,7 @@ pub async fn run(args: VerifyArgs) -> anyhow::Result<()> {
         }
     };
     let report = tokio::select! {
-        report = hapax_verify::run(&options, &mut tell) => report?,
+        report = verify(&args, &mut tell) => report?,
         _ = tokio::signal::ctrl_c() => bail!("interrupted: there is no verdict"),
     };
     for (file, text) in
@@ -242,22 +289,52 @@ fn list(out: Output) -> anyhow::Result<()> {
                 "tier": (!workload.is_control()).then_some(workload.tier),
             })
         };
-        let workloads: Vec<_> = workload::ALL.iter().map(workload).collect();
-        let faults: Vec<String> = fault_names();
-        return out.value(&serde_json::json!({ "workloads": workloads, "faults": faults }));
+        let workloads: Vec<_> = listed().iter().map(workload).collect();
+        let mut value = serde_json::json!({ "workloads": workloads, "faults": names(&ROUND) });
+        if cfg!(feature = "kafka") {
+            value["kafka_faults"] = kafka_faults().into();
+        }
+        return out.value(&value);
     }
     let row = |workload: &Workload| {
         let tier =
             if workload.is_control() { "control".to_owned() } else { crate::text::word(&workload.tier) };
         vec![workload.name.to_owned(), tier, workload.title.to_owned(), workload.boundary.to_owned()]
     };
-    out.rows(&["workload", "tier", "", "boundary"], workload::ALL.iter().map(row).collect())?;
+    out.rows(&["workload", "tier", "", "boundary"], listed().iter().map(row).collect())?;
     output::raw("\n")?;
-    out.rows(&["fault"], fault_names().into_iter().map(|fault| vec![fault]).collect())
+    let rows = |names: Vec<String>| names.into_iter().map(|fault| vec![fault]).collect();
+    out.rows(&["fault"], rows(names(&ROUND)))?;
+    if cfg!(feature = "kafka") {
+        output::raw("\n")?;
+        out.rows(&["fault on Kafka"], rows(kafka_faults()))?;
+    }
+    Ok(())
 }
 
-fn fault_names() -> Vec<String> {
-    let mut names: Vec<String> = ROUND.iter().map(ToString::to_string).collect();
+/// The workloads that this program can run.
+#[cfg(feature = "kafka")]
+fn listed() -> Vec<Workload> {
+    workload::ALL.into_iter().chain(on_kafka::workloads(false)).collect()
+}
+
+#[cfg(not(feature = "kafka"))]
+fn listed() -> Vec<Workload> {
+    workload::ALL.to_vec()
+}
+
+#[cfg(feature = "kafka")]
+fn kafka_faults() -> Vec<String> {
+    names(&hapax_verify::kafka::ROUND)
+}
+
+#[cfg(not(feature = "kafka"))]
+fn kafka_faults() -> Vec<String> {
+    Vec::new()
+}
+
+fn names(round: &[impl ToString]) -> Vec<String> {
+    let mut names: Vec<String> = round.iter().map(ToString::to_string).collect();
     names.dedup();
     names
 }

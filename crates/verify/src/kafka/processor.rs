@@ -1,0 +1,246 @@
+//! A processor process: a member of each group. The processor under the guarantee is the library's own; the client below it also
+//! records how each transaction ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hapax_kafka::consumer::{Event, GroupMetadata, Record, Revocation, TopicPartition};
+use hapax_kafka::processor::{
+    Client, Failure, Handler, KafkaClient, Processor, ProcessorConfig, ProcessorError, TopicIds,
+};
+use hapax_kafka::producer::{NewRecord, NextOffset, ProducerConfig, ProducerError};
+
+use super::site::{KafkaSite, TRANSACTION, TRANSACTION_HEADER};
+use super::{librdkafka, naive};
+use crate::history::{Act, TransactionEnd};
+use crate::recorder::Reporter;
+use crate::roles;
+use crate::workload::{Shape, Workload};
+
+/// One record in this many fails, and its transaction is aborted.
+const FAILS_ONE_IN: u64 = 61;
+/// Time that a record takes.
+const WORK: Duration = Duration::from_millis(1);
+/// Pause before a processor that ended with an error is started again.
+const RESTART: Duration = Duration::from_millis(300);
+
+/// Processes until its process is killed.
+pub async fn run(site: &KafkaSite, number: usize) -> anyhow::Result<()> {
+    let reporter = Arc::new(Reporter::new(site.recorder, "processor"));
+    let mut tasks = tokio::task::JoinSet::new();
+    for workload in site.workloads()? {
+        let member = Member { site: site.clone(), reporter: reporter.clone(), workload, number };
+        match workload.shape {
+            Shape::ProduceCommit | Shape::CommitProduce => drop(tasks.spawn(naive::run(member))),
+            // One member: what is shown of it is no fault of a rebalance.
+            Shape::Librdkafka if number > 0 => {}
+            Shape::Librdkafka => drop(tasks.spawn(librdkafka::run(member))),
+            _ => drop(tasks.spawn(process(member))),
+        }
+    }
+    roles::ready();
+    // A task ends only with an error.
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+/// A member of the group of a workload.
+#[derive(Clone)]
+pub struct Member {
+    pub site: KafkaSite,
+    pub reporter: Arc<Reporter>,
+    pub workload: Workload,
+    pub number: usize,
+}
+
+/// Runs the processor, and starts it again when it ends, as a supervisor does.
+async fn process(member: Member) -> anyhow::Result<()> {
+    let shared = Arc::new(Shared::default());
+    loop {
+        let Err(error) = process_once(&member, &shared).await else { return Ok(()) };
+        let act = Act::Restarted { why: error.to_string() };
+        member.reporter.report(member.workload.name, vec![act]).await?;
+        tokio::time::sleep(RESTART).await;
+    }
+}
+
+async fn process_once(member: &Member, shared: &Arc<Shared>) -> Result<(), ProcessorError> {
+    let Member { site, reporter, workload, number } = member;
+    let config = ProcessorConfig {
+        batch_records_max: 25,
+        batch_time_max: Duration::from_millis(200),
+        handler_timeout: Duration::from_secs(2),
+        attempts_max: 1_000,
+        ..ProcessorConfig::default()
+    };
+    let id = site.transactional_id(workload, *number);
+    let mut producer = ProducerConfig::new(site.through_proxy(&id), &id);
+    (producer.transaction_timeout, producer.delivery_timeout) = (TRANSACTION, Duration::from_secs(10));
+    // Outputs are sent every few records, so that a transaction that is aborted has left some of them in the log.
+    producer.buffer_bytes_max = 500;
+    let inner = KafkaClient::connect(&site.consumer(workload), producer, &config).await?;
+    let client = RecordingClient {
+        inner,
+        reporter: reporter.clone(),
+        workload: workload.name,
+        shared: shared.clone(),
+        open: None,
+    };
+    let handler = Copier { output: site.output(workload), shared: shared.clone() };
+    Processor::new(config, client, handler).run(std::future::pending()).await.map(drop)
+}
+
+/// What handler and client of a process share.
+#[derive(Default)]
+struct Shared {
+    /// Records that were handled.
+    handled: AtomicU64,
+    /// Transactions that were begun.
+    begun: AtomicU64,
+    /// The handler has failed on purpose in the present transaction.
+    failed: AtomicBool,
+}
+
+/// Copies payments to the same partition of the output. Now and then it fails.
+struct Copier {
+    output: String,
+    shared: Arc<Shared>,
+}
+
+impl Handler for Copier {
+    async fn handle(&mut self, record: &Record, output: &mut Vec<NewRecord>) -> Result<(), Failure> {
+        tokio::time::sleep(WORK).await;
+        if self.shared.handled.fetch_add(1, Ordering::Relaxed) % FAILS_ONE_IN == FAILS_ONE_IN - 1 {
+            self.shared.failed.store(true, Ordering::Relaxed);
+            return Err("now and then".into());
+        }
+        let (partition, key, value) = (Some(record.at.partition), record.key.clone(), record.value.clone());
+        output.push(NewRecord { topic: self.output.clone(), partition, key, value, ..NewRecord::default() });
+        Ok(())
+    }
+}
+
+/// A transaction that has begun.
+struct Open {
+    name: String,
+    records: u64,
+}
+
+/// The library's client. Each record carries its transaction's name, and the end of each transaction is recorded. Reports are made
+/// beside the work: a commit that is cancelled must not be called again because of them.
+struct RecordingClient {
+    inner: KafkaClient,
+    reporter: Arc<Reporter>,
+    workload: &'static str,
+    shared: Arc<Shared>,
+    open: Option<Open>,
+}
+
+impl RecordingClient {
+    fn ended(&mut self, end: TransactionEnd) {
+        let intended = self.shared.failed.swap(false, Ordering::Relaxed);
+        let Some(Open { name: transaction, records }) = self.open.take().filter(|open| open.records > 0)
+        else {
+            return;
+        };
+        let (reporter, workload) = (self.reporter.clone(), self.workload);
+        let act = Act::Transaction { transaction, records, end, intended };
+        tokio::spawn(async move {
+            let _ = reporter.report(workload, vec![act]).await;
+            let _ = reporter.gap(workload, false).await;
+        });
+    }
+}
+
+impl Drop for RecordingClient {
+    /// A transaction that is left open is ended by the next start, and counts as nothing.
+    fn drop(&mut self) {
+        if self.open.take().is_some_and(|open| open.records > 0) {
+            let (reporter, workload) = (self.reporter.clone(), self.workload);
+            tokio::spawn(async move { reporter.gap(workload, false).await });
+        }
+    }
+}
+
+impl Client for RecordingClient {
+    async fn next(&mut self) -> Event {
+        self.inner.next().await
+    }
+
+    fn seek(&mut self, at: &TopicPartition, offset: i64) {
+        self.inner.seek(at, offset);
+    }
+
+    fn owner_of(
+        &self,
+        partitions: &[TopicPartition],
+        revocation: Option<&Revocation>,
+    ) -> Option<GroupMetadata> {
+        self.inner.owner_of(partitions, revocation)
+    }
+
+    fn begin(&mut self) -> Result<(), ProducerError> {
+        self.inner.begin()?;
+        let number = self.shared.begun.fetch_add(1, Ordering::Relaxed);
+        self.open = Some(Open { name: format!("{}/{number}", self.reporter.who()), records: 0 });
+        Ok(())
+    }
+
+    async fn send(&mut self, mut record: NewRecord) -> Result<(), ProducerError> {
+        if let Some(open) = &mut self.open {
+            if open.records == 0 {
+                // Without the recorder there is no run.
+                let _ = self.reporter.gap(self.workload, true).await;
+            }
+            open.records += 1;
+            record.headers.push((TRANSACTION_HEADER.to_owned(), Some(open.name.clone().into())));
+        }
+        self.inner.send(record).await
+    }
+
+    async fn topic_ids(&self, topics: &BTreeSet<Arc<str>>) -> Result<TopicIds, ProducerError> {
+        self.inner.topic_ids(topics).await
+    }
+
+    async fn prepare(
+        &mut self,
+        group: GroupMetadata,
+        next: Vec<(TopicPartition, NextOffset)>,
+    ) -> Result<(), ProcessorError> {
+        self.inner.prepare(group, next).await
+    }
+
+    fn is_commit_sent(&self) -> bool {
+        self.inner.is_commit_sent()
+    }
+
+    async fn commit(&mut self) -> Result<(), ProducerError> {
+        self.inner.commit().await?;
+        self.ended(TransactionEnd::Committed);
+        Ok(())
+    }
+
+    async fn abort(&mut self) -> Result<(), ProducerError> {
+        self.inner.abort().await?;
+        self.ended(TransactionEnd::Aborted);
+        Ok(())
+    }
+
+    async fn settle(
+        &mut self,
+        group: &str,
+        partitions: &[TopicPartition],
+    ) -> Result<BTreeMap<TopicPartition, i64>, ProducerError> {
+        let committed = self.inner.settle(group, partitions).await?;
+        self.ended(TransactionEnd::Unknown);
+        Ok(committed)
+    }
+
+    async fn close(&mut self) {
+        self.inner.close().await;
+    }
+}
