@@ -11,13 +11,14 @@ use hapax_core::{
     QueueStore as _, Quota, Receive, RedriveFilter, RedriveRequest, SendError, Settle, Settlement,
     StoreError,
 };
-use hapax_postgres::PostgresStore;
+use hapax_postgres::{Options, PostgresStore};
 use sqlx::{Executor as _, Row as _};
 use tokio::task::JoinSet;
 
 fn main() -> std::process::ExitCode {
     common::main(tests![
         a_lease_that_has_ended_is_not_counted,
+        a_count_during_which_the_process_stood_still_is_not_used_again,
         no_more_than_the_limit_are_in_flight,
         groups_without_messages_are_removed,
         a_quota_is_counted_only_when_the_queue_may_be_full,
@@ -60,6 +61,33 @@ async fn a_lease_that_has_ended_is_not_counted(server: &'static Server) {
         let stats = store.stats(&name).await.unwrap();
         assert_eq!((stats.ready, stats.in_flight), (1, 0), "{name}");
     }
+}
+
+/// A slow count is used for a time. One that was fast in the database, while the process was stopped or had no time, is not.
+async fn a_count_during_which_the_process_stood_still_is_not_used_again(server: &'static Server) {
+    const STOOD_STILL: Duration = Duration::from_secs(1);
+    let database = Database::migrated(server).await;
+    let url = database.url();
+    // In a runtime of its own thread, nothing of the store runs while that thread is blocked.
+    let alone = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let store = PostgresStore::open(&url, Options::default()).await.unwrap();
+            let name = create(&store, "orders").await;
+            let (stats, status, ()) = tokio::join!(store.stats(&name), store.status(), async {
+                std::thread::sleep(STOOD_STILL);
+            });
+            assert_eq!((stats.unwrap().ready, status.unwrap().messages), (0, 0));
+            send(&store, &name, "one", "").await;
+            let start = Instant::now();
+            while (store.stats(&name).await.unwrap().ready, store.status().await.unwrap().messages) != (1, 1) {
+                // If the database itself was slow, for twenty times as long.
+                assert!(start.elapsed() < 10 * STOOD_STILL, "the message is not counted");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+    });
+    alone.join().unwrap();
 }
 
 /// Leases but for one of the limit are made by hand; each process then counts what all have leased.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use hapax_core::{
     AdminError, GroupId, MessageId, QueueConfig, QueueInfo, QueueName, QueuePause, Revision, StoreError,
@@ -361,23 +361,25 @@ impl Inner {
         if let Some(status) = lock(&self.counted).status() {
             return Ok(status);
         }
-        let start = Instant::now();
         let read = self.base.pool.run("status", Access::Read, |db| {
             Box::pin(async move {
                 let of =
                     |table: Table| format!("SELECT count(*) AS c, sum(bytes) AS b FROM {}", table.name());
                 let sql = format!(
-                    "SELECT sum(c)::bigint AS messages, coalesce(sum(b), 0)::bigint AS bytes FROM ({}) x",
+                    "SELECT sum(c)::bigint AS messages, coalesce(sum(b), 0)::bigint AS bytes, \
+                     (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint AS took_us \
+                     FROM ({}) x",
                     Table::ALL.map(of).join(" UNION ALL ")
                 );
                 let row = sqlx::query(&sql).fetch_one(db).await?;
                 let number = |name: &str| row.try_get::<i64, _>(name).map(|n| n as u64);
                 let (messages, bytes) = (number("messages")?, number("bytes")?);
-                Ok(StoreStatus { messages, bytes, ..StoreStatus::default() })
+                let took = Duration::from_micros(u64::try_from(row.try_get::<i64, _>("took_us")?).unwrap_or(0));
+                Ok((StoreStatus { messages, bytes, ..StoreStatus::default() }, took))
             })
         });
-        let status = read.await?;
-        lock(&self.counted).note_status(status.clone(), start.elapsed());
+        let (status, took) = read.await?;
+        lock(&self.counted).note_status(status.clone(), took);
         Ok(status)
     }
 }

@@ -27,6 +27,8 @@ struct Asked {
     from: Vec<i64>,
     /// Whether to look: a queue in which time has something to do is not counted.
     looks: bool,
+    /// How long it counts.
+    count_ms: i64,
 }
 
 /// A queue as a statement has found it.
@@ -62,7 +64,7 @@ impl Counted {
     }
 }
 
-/// Counts queues until its time is over; the first one is counted in any case. A queue that does not exist is left out.
+/// Counts queues until its time is over. A queue that does not exist is left out.
 async fn count(db: &mut PgConnection, asked: &Asked) -> Result<Vec<Counted>, Failure> {
     let over = |table: &str, time: &str, also: &str| {
         format!(
@@ -106,7 +108,7 @@ async fn count(db: &mut PgConnection, asked: &Asked) -> Result<Vec<Counted>, Fai
         catalogue::COLUMNS
     );
     let query = sqlx::query(&sql).bind(&asked.names).bind(&asked.ids).bind(&asked.from);
-    let rows = query.bind(asked.looks).bind(COUNT_MS).fetch_all(db).await?;
+    let rows = query.bind(asked.looks).bind(asked.count_ms).fetch_all(db).await?;
     rows.iter().map(Counted::read).collect()
 }
 
@@ -144,14 +146,15 @@ impl Inner {
         looks: bool,
         found: &mut HashMap<QueueName, QueueStats>,
     ) -> Result<Vec<QueueName>, StoreError> {
-        let mut swept = Vec::new();
+        let (mut swept, mut count_ms) = (Vec::new(), COUNT_MS);
         while !names.is_empty() {
-            let asked = self.asked(&names, looks);
+            let asked = Asked { count_ms, ..self.asked(&names, looks) };
             let all = self.base.pool.run("count messages", Access::Read, move |db| {
                 Box::pin(async move { count(db, &asked).await })
             });
             let all = all.await?;
             self.note_known(&names, &all);
+            let before = names.len();
             names.clear();
             for Counted { queue, due, stats, took } in all {
                 match stats {
@@ -165,6 +168,10 @@ impl Inner {
                     }
                     None => names.push(queue.name),
                 }
+            }
+            if names.len() == before {
+                // To look at the first queue took all the time. Its count is bounded as every statement is.
+                count_ms = i64::from(i32::MAX);
             }
         }
         Ok(swept)
