@@ -80,7 +80,8 @@ async fn a_count_during_which_the_process_stood_still_is_not_used_again(server: 
             assert_eq!((stats.unwrap().ready, status.unwrap().messages), (0, 0));
             send(&store, &name, "one", "").await;
             let start = Instant::now();
-            while (store.stats(&name).await.unwrap().ready, store.status().await.unwrap().messages) != (1, 1) {
+            while (store.stats(&name).await.unwrap().ready, store.status().await.unwrap().messages) != (1, 1)
+            {
                 // If the database itself was slow, for twenty times as long.
                 assert!(start.elapsed() < 10 * STOOD_STILL, "the message is not counted");
                 tokio::time::sleep(Duration::from_millis(5)).await;
