@@ -81,7 +81,7 @@ async fn count(db: &mut PgConnection, asked: &Asked) -> Result<Vec<Counted>, Fai
              WHERE x.queue_id = d.id)"
         )
     };
-    let (ready, hidden, held, parked) = (of("q_ready"), of("q_due"), of("q_claim"), of("q_parked"));
+    let (ready, hidden, leased, parked) = (of("q_ready"), of("q_due"), of("q_claim"), of("q_parked"));
     // The subqueries end in OFFSET 0 so that the planner leaves them as they are: `due` is found before `began` is read, and
     // both before the queue is counted.
     let sql = format!(
@@ -93,7 +93,7 @@ async fn count(db: &mut PgConnection, asked: &Asked) -> Result<Vec<Counted>, Fai
                coalesce(r.bytes, 0) + coalesce(h.bytes, 0) + coalesce(c.bytes, 0) + coalesce(p.bytes, 0) \
                  + coalesce(f.bytes, 0), \
                least(r.oldest, h.oldest, c.oldest, p.oldest, f.oldest)] \
-             FROM {ready} r, {hidden} h, {held} c, {parked} p, \
+             FROM {ready} r, {hidden} h, {leased} c, {parked} p, \
                (SELECT count(*) FILTER (WHERE coalesce(x.until_ms, 0) <= t.now) AS n, \
                   count(*) FILTER (WHERE x.until_ms > t.now) AS hidden, sum(x.bytes) AS bytes, \
                   min(x.sent_ms) AS oldest FROM hapax.q_fifo x WHERE x.queue_id = d.id) f, \
