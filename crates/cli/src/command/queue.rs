@@ -131,10 +131,10 @@ pub async fn list(args: QueuesArgs) -> anyhow::Result<()> {
     let (out, store) = (args.remote.output(), args.remote.connect().await?);
     let all = store.queues().await?;
     let names: Vec<QueueName> = all.iter().map(|info| info.name.clone()).collect();
-    let stats = store.stats_of(&names).await?;
+    let counted = store.stats_of(&names).await?;
     // A queue that was deleted meanwhile is not an error.
     let queues: Vec<_> =
-        all.into_iter().zip(stats).filter_map(|(info, stats)| Some((info, stats?))).collect();
+        all.into_iter().zip(counted).filter_map(|(info, stats)| Some((info, stats?))).collect();
     let status = store.status().await?;
     for trouble in status.stopped.iter().chain(&status.warnings) {
         note(&format!("warning: {}", escape(trouble)));
