@@ -215,8 +215,8 @@ mod tests {
         };
         let found = replaced("FindCoordinator me", 6, &new(b"\x06kafka", b"\0\0\x23\x84"));
         assert_eq!(found, new(b"\x0a127.0.0.1", b"\0\0\x23\x85"));
-        let none = new(b"\x01", b"\xff\xff\xff\xff");
-        assert_eq!(replaced("FindCoordinator me", 6, &none), none);
+        let unknown = new(b"\x01", b"\xff\xff\xff\xff");
+        assert_eq!(replaced("FindCoordinator me", 6, &unknown), unknown);
         let old =
             |host: &[u8], port: &[u8]| frame(&[number, throttle, b"\0\0", b"\xff\xff", node, host, port]);
         let found = replaced("FindCoordinator me", 2, &old(b"\0\x05kafka", b"\0\0\x23\x84"));

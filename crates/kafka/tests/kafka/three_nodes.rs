@@ -8,6 +8,7 @@ use hapax_faults::KafkaServer;
 use hapax_kafka::wire::{Cluster, Connect, CoordinatorKind};
 use libtest_mimic::Completion;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::metadata::MetadataTopic;
 
 use crate::broker::{Broker, PATIENCE};
 use crate::members::{Reader, fill, start};
@@ -79,7 +80,7 @@ fn wait_for_copies(broker: &Broker) {
     let begun = Instant::now();
     loop {
         let whole = consumer.fetch_metadata(None, PATIENCE).is_ok_and(|found| {
-            let mut partitions = found.topics().iter().flat_map(|topic| topic.partitions());
+            let mut partitions = found.topics().iter().flat_map(MetadataTopic::partitions);
             found.brokers().len() == 3 && partitions.all(|partition| partition.isr().len() == 3)
         });
         if whole {
