@@ -74,10 +74,10 @@ async fn a_count_during_which_the_process_stood_still_is_not_used_again(server: 
         runtime.block_on(async move {
             let store = PostgresStore::open(&url, Options::default()).await.unwrap();
             let name = create(&store, "orders").await;
-            let (stats, status, ()) = tokio::join!(store.stats(&name), store.status(), async {
+            let (queue, whole, ()) = tokio::join!(store.stats(&name), store.status(), async {
                 std::thread::sleep(STOOD_STILL);
             });
-            assert_eq!((stats.unwrap().ready, status.unwrap().messages), (0, 0));
+            assert_eq!((queue.unwrap().ready, whole.unwrap().messages), (0, 0));
             send(&store, &name, "one", "").await;
             let start = Instant::now();
             while (store.stats(&name).await.unwrap().ready, store.status().await.unwrap().messages) != (1, 1)
