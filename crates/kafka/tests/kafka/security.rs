@@ -185,10 +185,17 @@ fn missing_rights(broker: &Broker) {
         })
     };
     let expect = |operation: &str, resource: &str| {
-        let error: ProducerError = attempt().unwrap_err();
-        let text = error.to_string();
         let right = format!("the user needs the operation {operation} on {resource} {name};");
-        assert!(text.contains(&right), "{text:?} instead of {right:?}");
+        let start = Instant::now();
+        // A rule is accepted by the controller, and a moment later known to the broker.
+        loop {
+            let error: ProducerError = attempt().unwrap_err();
+            let text = error.to_string();
+            if text.contains(&right) {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "{text:?} instead of {right:?}");
+        }
     };
     expect("Write", "transactional id");
     allow(broker, "bob", WRITE, TRANSACTIONAL_ID, name);
@@ -209,5 +216,8 @@ fn missing_rights(broker: &Broker) {
     let denied = read();
     assert!(denied.contains("the operation Read on topic guarded;"), "{denied}");
     allow(broker, "bob", READ, TOPIC, name);
-    attempt().unwrap();
+    let start = Instant::now();
+    while let Err(error) = attempt() {
+        assert!(start.elapsed() < PATIENCE, "{error}");
+    }
 }
