@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::private_server::Watch;
+use crate::private_server::{Watch, free_ports};
 use crate::{FaultProxy, Protocol, RedisTls};
 
 /// Time for a broker to start. Java takes some seconds, on a busy machine many.
@@ -249,6 +249,12 @@ impl KafkaServer {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
+    /// Whether it has ended by itself; [`KafkaServer::log`] says why.
+    pub fn has_ended(&self) -> bool {
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        watch.as_ref().is_some_and(Watch::has_ended)
+    }
+
     /// Kills it with SIGKILL and returns when it has ended.
     ///
     /// # Panics
@@ -287,7 +293,8 @@ impl KafkaServer {
         watch.as_ref().expect("it runs").signal(signal);
     }
 
-    /// Starts it again, on the same data and ports. Returns when it answers on both of its addresses.
+    /// Starts it again, on the same data and ports. Returns when it answers on both of its addresses and listens on the secured
+    /// ones: it opens one listener after the other, and ends if a later one fails.
     ///
     /// # Errors
     /// If it does not answer in time; the text has its log.
@@ -296,7 +303,8 @@ impl KafkaServer {
         args.push(self.folder.path().join("server.properties").display().to_string());
         let watch = Watch::start("KILL", self.folder.path(), None, Path::new("java"), &args)?;
         let start = Instant::now();
-        while !answers(self.address) || !answers(self.proxied()) {
+        let secured = || self.secured.iter().all(|(_, address)| TcpStream::connect(address).is_ok());
+        while !(answers(self.address) && answers(self.proxied()) && secured()) {
             if watch.has_ended() || start.elapsed() > PATIENCE {
                 // Dropping it would remove the data.
                 watch.stop("KILL");
@@ -356,6 +364,9 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = [%d] %p %m (%c)%n
 rootLogger.level = warn
 rootLogger.appenderRef.stdout.ref = STDOUT
+# It tells at this level that it leaves out the end of a transaction.
+logger.markers.name = kafka.coordinator.transaction.TransactionMarkerChannelManager
+logger.markers.level = info
 ";
 
 /// One copy of everything, few partitions of the internal topics, no waiting for members to join, and transactions that are
@@ -458,10 +469,4 @@ fn answers(address: SocketAddr) -> bool {
         Ok::<_, std::io::Error>(answer)
     };
     ask().is_ok_and(|answer| answer[4..] == NUMBER)
-}
-
-/// Different free ports.
-fn free_ports<const COUNT: usize>() -> [u16; COUNT] {
-    let listeners = [(); COUNT].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
-    listeners.map(|listener| listener.local_addr().expect("it listens").port())
 }

@@ -1,8 +1,11 @@
 //! Frames of the Kafka protocol.
 //!
 //! A frame is a whole request or answer. The label of a request is its name, followed by its `transactional.id`, or by the
-//! client's id if it has none: `EndTxn orders-1`, `Fetch reader`. An answer has the label of its request, which it names by
-//! number.
+//! client's id if it has none: `Produce orders-1`, `Fetch reader`. The end of a transaction also says which end it is:
+//! `EndTxn orders-1 commit`. An answer has the label of its request, which it names by number.
+
+/// The request that ends a transaction.
+const END_TXN: i16 = 26;
 
 /// A request.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,7 +23,9 @@ pub(crate) fn request(buffer: &[u8]) -> Option<Request> {
     let (key, version) = (rest.short().unwrap_or(-1), rest.short().unwrap_or(-1));
     let number = rest.number().unwrap_or(-1);
     let client = rest.text().unwrap_or_default();
-    let label = format!("{} {}", name(key), transaction(key, version, rest).unwrap_or(client));
+    let of = transaction(key, version, &mut rest).unwrap_or(client);
+    let end = if key == END_TXN { rest.ending().unwrap_or_default() } else { "" };
+    let label = format!("{} {of}{end}", name(key));
     Some(Request { label, number, version, bytes: length })
 }
 
@@ -38,12 +43,12 @@ fn frame(buffer: &[u8]) -> Option<(&[u8], usize)> {
 }
 
 /// The `transactional.id`, which is the first field of the requests that have one.
-fn transaction(key: i16, version: i16, mut body: Rest<'_>) -> Option<String> {
+fn transaction(key: i16, version: i16, body: &mut Rest<'_>) -> Option<String> {
     // From which version on lengths are written in few bytes, and fields with a tag are possible.
     let compact_from = match key {
         0 => 9,
         22 => 2,
-        24..=26 | 28 => 3,
+        24..=END_TXN | 28 => 3,
         _ => return None,
     };
     if version < compact_from {
@@ -93,6 +98,12 @@ impl Rest<'_> {
         self.string(length)
     }
 
+    /// Whether a transaction is committed, which follows its `transactional.id` and the producer's id and epoch.
+    fn ending(&mut self) -> Option<&'static str> {
+        let [.., committed] = self.take::<11>()?;
+        Some(if committed == 0 { " abort" } else { " commit" })
+    }
+
     fn string(&mut self, length: usize) -> Option<String> {
         let (text, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
@@ -120,7 +131,7 @@ fn name(key: i16) -> String {
         22 => "InitProducerId",
         24 => "AddPartitionsToTxn",
         25 => "AddOffsetsToTxn",
-        26 => "EndTxn",
+        END_TXN => "EndTxn",
         28 => "TxnOffsetCommit",
         36 => "SaslAuthenticate",
         68 => "ConsumerGroupHeartbeat",
@@ -146,6 +157,8 @@ mod tests {
         let requests = [
             (wire(26, 5, b"\0\x05tx-1more"), "EndTxn tx-1"),
             (wire(26, 1, b"\0\x04tx-1more"), "EndTxn tx-1"),
+            (wire(26, 5, b"\0\x05tx-1producer\0\x07\x01\0"), "EndTxn tx-1 commit"),
+            (wire(26, 3, b"\0\x05tx-1producer\0\x07\0\0"), "EndTxn tx-1 abort"),
             (wire(28, 3, b"\0\x05tx-1more"), "TxnOffsetCommit tx-1"),
             (wire(0, 12, b"\0\x05tx-1more"), "Produce tx-1"),
             (wire(0, 8, b"\xff\xff\0\x01"), "Produce me"),

@@ -9,7 +9,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Headers as _, Message as _};
-use rdkafka::metadata::MetadataPartition;
+use rdkafka::metadata::{MetadataPartition, MetadataTopic};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 /// Time of every wait: a broker that starts again beside other work takes minutes. Only failures reach it.
@@ -101,6 +101,23 @@ impl KafkaTopics {
             std::thread::sleep(POLL);
         }
         i32::try_from(partitions).expect("few partitions")
+    }
+
+    /// Waits until there are this many brokers, and every partition has a copy in sync on each.
+    pub fn wait_for_copies(&self, brokers: usize) {
+        let (admin, start) = (self.admin(), Instant::now());
+        loop {
+            let is_whole = admin.inner().fetch_metadata(None, PATIENCE).is_ok_and(|found| {
+                let mut partitions = found.topics().iter().flat_map(MetadataTopic::partitions);
+                found.brokers().len() == brokers
+                    && partitions.all(|partition| partition.isr().len() == brokers)
+            });
+            if is_whole {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "copies are missing");
+            std::thread::sleep(POLL);
+        }
     }
 
     /// The records of a topic, partition by partition, up to the current end: of the records that this reader may see, which for

@@ -21,6 +21,7 @@ mod frame;
 mod kafka;
 mod kafka_addresses;
 mod kafka_frames;
+mod kafka_rights;
 #[cfg(feature = "kafka-topics")]
 mod kafka_topics;
 mod patroni;
@@ -38,12 +39,14 @@ mod redis_tls;
 pub use example::example_program;
 pub use frame::{Direction, Protocol};
 pub use kafka::KafkaServer;
+pub use kafka_rights::{KafkaOperation, KafkaResource};
 #[cfg(feature = "kafka-topics")]
 pub use kafka_topics::{Isolation, KafkaTopics, ReadRecord};
 pub use patroni::{PatroniCluster, Replication};
 pub use pgbouncer::PgBouncer;
 pub use postgres::{PROGRAMS_VARIABLE, PostgresServer, ROLE_WITH_PASSWORD};
 pub use postgres_trouble::PostgresFault;
+pub use private_server::free_ports;
 pub use process::{Process, TIMEOUT, rerun_test};
 pub use proxy::{Action, FaultHandle, FaultProxy, Match};
 pub use redis::{RedisCluster, RedisSentinels, RedisServer};

@@ -100,7 +100,56 @@ fn id(args: &[&str]) -> Option<u32> {
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
-/// A port that was free a moment ago.
+/// Different ports of loopback that were free a moment ago, for servers that bind them later, or again after they were killed.
+///
+/// They are below those that the system gives to outgoing connections: one of those would be taken by any client while the server
+/// does not run, and a client that tries to reach it there could even connect to itself.
+///
+/// # Panics
+/// If none is free.
+pub fn free_ports<const COUNT: usize>() -> [u16; COUNT] {
+    let listeners = [(); COUNT].map(|()| free_listener());
+    listeners.map(|listener| listener.local_addr().expect("it listens").port())
+}
+
+/// One of [`free_ports`].
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
+    let [port] = free_ports();
+    port
+}
+
+/// The first port to choose; below it are those of well-known services.
+const PORTS_BEGIN: u16 = 10_240;
+/// How many ports are tried.
+const PORTS_TRIED_MAX: usize = 1_000;
+
+fn free_listener() -> TcpListener {
+    let end = outgoing_ports_begin();
+    let chosen = (PORTS_BEGIN < end).then(|| {
+        let mut ports = (0..PORTS_TRIED_MAX).map(|_| fastrand::u16(PORTS_BEGIN..end));
+        ports.find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok())
+    });
+    chosen.flatten().unwrap_or_else(|| TcpListener::bind("127.0.0.1:0").expect("a free port"))
+}
+
+/// The first port that the system gives to outgoing connections.
+fn outgoing_ports_begin() -> u16 {
+    const LINUX_DEFAULT: u16 = 32_768;
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    range.split_whitespace().next().and_then(|begin| begin.parse().ok()).unwrap_or(LINUX_DEFAULT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_ports_differ_and_no_outgoing_connection_gets_one() {
+        let ports: [u16; 50] = free_ports();
+        let different: std::collections::BTreeSet<u16> = ports.into_iter().collect();
+        assert_eq!(different.len(), 50, "{ports:?}");
+        if outgoing_ports_begin() > PORTS_BEGIN {
+            assert!(ports.iter().all(|port| *port < outgoing_ports_begin()), "{ports:?}");
+        }
+    }
 }

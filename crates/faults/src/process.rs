@@ -85,6 +85,11 @@ impl Process {
         }
     }
 
+    /// The next line of its standard output that is there already.
+    pub fn try_next_line(&self) -> Option<String> {
+        self.lines.try_recv().ok()
+    }
+
     /// Waits for a line that contains `text`, skipping others.
     #[track_caller]
     pub fn wait_for_line(&self, text: &str) -> String {

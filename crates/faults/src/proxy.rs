@@ -70,12 +70,29 @@ pub struct FaultHandle(Arc<Fault>);
 #[derive(Debug)]
 struct Fault {
     on: Match,
-    action: Action,
+    effect: Effect,
     limits: Mutex<Limits>,
     count: watch::Sender<u64>,
     released: watch::Sender<bool>,
     /// How many copies of [`Action::Repeat`] were answered.
     repeated: watch::Sender<u64>,
+}
+
+enum Effect {
+    Action(Action),
+    Change(Box<Change>),
+}
+
+/// The version of a Kafka request, and the frame.
+type Change = dyn Fn(i16, &mut Vec<u8>) + Send + Sync;
+
+impl std::fmt::Debug for Effect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Action(action) => std::fmt::Debug::fmt(action, f),
+            Self::Change(_) => f.write_str("Change"),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -268,9 +285,22 @@ impl FaultProxy {
 
     /// Injects a fault. The first fault that matches a frame applies.
     pub fn inject(&self, on: Match, action: Action) -> FaultHandle {
+        self.inject_effect(on, Effect::Action(action))
+    }
+
+    /// Changes the bytes of frames: `change` gets the version of a Kafka request, also for its answer, and the whole frame.
+    pub fn change(
+        &self,
+        on: Match,
+        change: impl Fn(i16, &mut Vec<u8>) + Send + Sync + 'static,
+    ) -> FaultHandle {
+        self.inject_effect(on, Effect::Change(Box::new(change)))
+    }
+
+    fn inject_effect(&self, on: Match, effect: Effect) -> FaultHandle {
         let injected = FaultHandle(Arc::new(Fault {
             on,
-            action,
+            effect,
             limits: Mutex::new(Limits { skip: 0, times: u64::MAX }),
             count: watch::Sender::new(0),
             released: watch::Sender::new(false),
@@ -354,7 +384,7 @@ impl Pump {
                 if self.direction == Direction::Answer {
                     self.state.keep_behind_proxies(&mut frame);
                 }
-                let copies = self.state.fate(self.direction, &frame).await?;
+                let copies = self.state.fate(self.direction, &mut frame).await?;
                 for _ in 0..copies {
                     // A receiver that is gone does not end the sender's direction: its frames are written or lost.
                     let _ = to.write_all(&frame.bytes).await;
@@ -385,7 +415,7 @@ impl State {
     }
 
     /// The number of times a frame is forwarded, after the delay of its fault.
-    async fn fate(&self, direction: Direction, frame: &Frame) -> Result<usize, ConnectionCut> {
+    async fn fate(&self, direction: Direction, frame: &mut Frame) -> Result<usize, ConnectionCut> {
         let fault = {
             let faults = self.rules.faults.lock().unwrap_or_else(PoisonError::into_inner);
             faults.iter().find(|fault| fault.hits(direction, frame)).cloned()
@@ -402,9 +432,16 @@ impl State {
         &self,
         fault: &FaultHandle,
         direction: Direction,
-        frame: &Frame,
+        frame: &mut Frame,
     ) -> Result<usize, ConnectionCut> {
-        match fault.0.action {
+        let action = match &fault.0.effect {
+            Effect::Action(action) => *action,
+            Effect::Change(change) => {
+                change(frame.version, &mut frame.bytes);
+                return Ok(1);
+            }
+        };
+        match action {
             Action::Cut => Err(ConnectionCut),
             Action::Drop => Ok(0),
             Action::Delay(time) => {

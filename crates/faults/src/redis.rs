@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+use crate::private_server::free_ports;
 
 /// Time for a server to start, and for a Cluster to agree.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -212,12 +213,6 @@ impl Drop for RedisServer {
 /// The program of a server; `HAPAX_TEST_REDIS_PROGRAM` names another one, for example that of Valkey.
 fn program() -> String {
     std::env::var("HAPAX_TEST_REDIS_PROGRAM").unwrap_or_else(|_| "redis-server".to_owned())
-}
-
-/// Three different free ports.
-fn free_ports() -> [u16; 3] {
-    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
-    listeners.map(|listener| listener.local_addr().expect("it listens").port())
 }
 
 fn has_tls<S: AsRef<str>>(settings: &[S]) -> bool {
