@@ -120,6 +120,8 @@ impl Heartbeat {
                 };
             }
             drop(lease_keepers);
+            // The calls that were just started come before the next check, also if that is due at once.
+            tokio::task::yield_now().await;
             match soonest {
                 Some(soonest) => {
                     let _ = tokio::time::timeout(soonest, self.wake.notified()).await;

@@ -23,6 +23,7 @@ suite! {
         a_listing_goes_page_by_page,
         a_page_of_large_documents_is_short,
         a_document_has_at_most_64_kibibytes,
+        documents_have_room_for_16_mebibytes_together,
         documents_survive_a_restart_and_a_crash,
         a_listing_out_of_range_is_refused,
     }

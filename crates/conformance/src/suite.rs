@@ -137,6 +137,7 @@ suite! {
         the_last_failure_moves_a_message_to_the_dead_letters,
         the_last_lease_that_runs_out_moves_a_message_to_the_dead_letters,
         giving_back_the_last_attempt_moves_a_message_to_the_dead_letters,
+        a_dead_letter_tells_the_last_error_that_is_known,
         the_last_receive_without_a_lease_delivers_before_it_moves,
         a_rejected_message_goes_to_the_dead_letters_at_once,
         a_delay_that_was_asked_for_does_not_save_the_last_attempt,
@@ -144,17 +145,20 @@ suite! {
         a_death_is_atomic: DurableLease,
         crashes_count_as_attempts: DurableLease,
         a_lowered_limit_holds_at_the_next_receive,
+        what_dies_at_a_receive_makes_room_for_others,
         dead_letters_are_never_suppressed_as_duplicates,
         long_errors_are_cut_and_only_the_last_failures_kept,
         a_message_is_dropped_when_its_retention_ends: FastTime,
         a_message_held_past_its_retention_is_dropped_when_it_comes_back: FastTime,
         a_dead_letter_keeps_the_age_of_its_message: FastTime,
+        a_fifo_dead_letter_has_its_age_since_its_death: Order FastTime,
         a_settle_that_comes_after_the_death_is_told_so,
         deliveries_grow_where_attempts_do_not,
         out_of_attempts_without_a_dead_letter_queue_is_parked,
     }
     5 p05_redrive {
         a_redriven_message_returns_to_its_source_as_a_new_one,
+        a_redriven_message_begins_again_though_it_was_received_among_the_dead: FastTime,
         a_redrive_survives_a_crash_once_it_is_done,
         dead_letters_can_go_to_another_queue,
         a_missing_target_is_refused,
@@ -167,13 +171,16 @@ suite! {
         one_redrive_runs_per_dead_letter_queue,
         redrives_are_kept_as_an_audit_newest_first,
         a_redrive_goes_on_after_a_crash_without_losing_or_doubling,
+        what_dies_during_a_redrive_is_left_to_the_next_one,
     }
     6 p06_attempts {
         a_repeated_receive_survives_a_crash: Order DurableLease,
         a_standard_queue_repeats_a_receive_too: DurableLease,
         a_repeat_gives_what_is_still_held_and_nothing_else: Order DurableLease,
         a_repeat_after_the_lease_ran_out_is_a_new_receive: Order DurableLease,
+        a_repeat_does_not_get_what_another_receive_holds: Order DurableLease,
         a_repeat_does_not_shorten_a_lease: Order DurableLease,
+        a_repeat_has_a_whole_lease_again: DurableLease,
         an_attempt_can_be_repeated_for_five_minutes: Order DurableLease FastTime,
         a_purge_and_a_new_queue_end_what_can_be_repeated: Order,
         what_is_acked_on_receive_cannot_be_repeated: Order,
@@ -198,10 +205,13 @@ suite! {
     6 p06_dead_groups {
         by_default_a_group_goes_on_after_a_death: Order,
         a_halted_group_stands_still_and_others_do_not: Order DurableLease,
+        a_lowered_limit_that_ends_a_head_halts_its_group_too: Order,
+        a_purge_takes_what_a_group_is_halted_for: Order,
         a_lease_that_runs_out_halts_a_group_too: Order,
         a_rejection_halts_a_group_too: Order,
         who_works_ahead_of_a_death_may_finish: Order,
         a_released_group_goes_on_without_its_dead: Order,
+        a_dead_letter_that_is_acked_on_receive_is_decided_about: Order,
         a_redriven_message_takes_its_old_place_in_a_halted_group: Order,
         a_redrive_elsewhere_decides_about_the_message_too: Order,
         a_group_is_halted_until_each_of_its_messages_is_decided_about: Order,
@@ -211,6 +221,7 @@ suite! {
         a_message_that_died_twice_halts_both_groups_until_one_decision: Order,
         what_waits_in_a_halted_group_is_not_dropped_by_age: Order FastTime,
         a_group_that_waited_beyond_its_retention_is_delivered_once_decided: Order FastTime,
+        what_is_in_flight_is_not_counted_as_halted: Order,
     }
     6 p06_dedup {
         a_repeated_send_adds_nothing_and_answers_as_the_first,
@@ -239,6 +250,9 @@ suite! {
         messages_come_in_order_of_sending,
         a_higher_priority_comes_first_then_the_order_of_sending: DurableLease,
         a_quiet_group_overtakes_a_noisy_one,
+        a_group_with_a_small_share_of_the_deliveries_keeps_its_turn,
+        a_group_with_few_deliveries_keeps_its_turn_beside_a_noisy_one,
+        a_noisy_group_is_served_before_lower_priorities,
         a_noisy_group_alone_is_served_in_full,
         fair_sharing_loses_and_doubles_nothing: DurableLease,
     }
@@ -326,6 +340,7 @@ suite! {
         bytes_are_limited_too,
         purging_and_discarding_make_room,
         a_refused_message_leaves_no_trace,
+        a_repeated_send_is_a_duplicate_whatever_the_quota,
         a_full_dead_letter_queue_loses_nothing,
     }
     12 p12_two_handles {
@@ -362,6 +377,9 @@ suite! {
         numbers_that_leave_no_room_to_count_are_refused: Transfer Fence,
         an_entry_whose_takeovers_leave_no_room_is_refused: Transfer OneStore,
         a_page_of_the_largest_items_can_be_imported: Transfer,
+        what_a_group_kept_beyond_its_time_is_moved_with_its_new_retention: Transfer Order FastTime,
+        an_import_keeps_to_the_quota: Transfer,
+        a_message_keeps_its_entry_where_handlers_make_claims: Transfer OneStore FastTime,
     }
     13 p14_copy {
         a_closed_queue_refuses_everything_and_names_the_other_store: Transfer Order,
@@ -369,6 +387,9 @@ suite! {
         time_changes_nothing_in_a_closed_queue: Transfer FastTime,
         a_queue_is_not_closed_while_a_redrive_moves_its_messages: Transfer,
         a_closed_ledger_refuses_claims_and_their_ends: Transfer OneStore,
+        a_settle_ends_no_claim_in_a_closed_ledger: Transfer OneStore,
         a_queue_closed_on_one_handle_is_closed_on_the_other: Transfer OneStore SecondHandle,
+        a_queue_that_is_copied_to_another_store_imports_nothing: Transfer,
+        a_doubt_that_ends_while_a_queue_is_closed_lets_its_messages_continue: Transfer OneStore,
     }
 }

@@ -159,7 +159,7 @@ mod tests {
             medium: Some(Medium { kind: "ext4".into(), network: false, volatile: false }),
             free_bytes: Some(128 << 20),
             reserve_bytes: 64 << 20,
-            ahead_ms: Some(AHEAD_MS_MAX),
+            ahead_ms: Some(60_000),
         }
     }
 
@@ -168,17 +168,73 @@ mod tests {
         type Change = fn(&mut Measurements);
         assert_eq!(sound().findings(), []);
         assert_eq!(Measurements::default().findings(), [], "nothing is known");
-        let changes: [Change; 4] = [
-            |m| m.medium.as_mut().unwrap().network = true,
-            |m| m.medium.as_mut().unwrap().volatile = true,
-            |m| m.free_bytes = Some((128 << 20) - 1),
-            |m| m.ahead_ms = Some(AHEAD_MS_MAX + 1),
+        let changes: [(Change, &str, &str); 4] = [
+            (
+                |m| m.medium.as_mut().unwrap().network = true,
+                "the embedded store is on a network file system (ext4), whose locks and syncs cannot be relied on",
+                "move its folder to a disk of this machine",
+            ),
+            (
+                |m| m.medium.as_mut().unwrap().volatile = true,
+                "the store is on a file system in memory (ext4): nothing survives a reboot",
+                "move its folder to a disk, unless the messages may be lost",
+            ),
+            (
+                |m| m.free_bytes = Some((128 << 20) - 1),
+                "the disk has 127 MiB left; below 64 MiB the store accepts no messages",
+                "make room, or move the store to a larger disk",
+            ),
+            (
+                |m| m.ahead_ms = Some(60_001),
+                "the store was written to 60 s in this machine's future: its clock was set back",
+                "set the clock; the store continues from its own later time, so times in it are ahead of the machine's",
+            ),
         ];
-        for (change, (code, severity)) in changes.iter().zip(FINDING_CODES) {
+        for ((change, message, remedy), (code, severity)) in changes.iter().zip(FINDING_CODES) {
             let mut measured = sound();
             change(&mut measured);
             let found = measured.findings();
             assert_eq!((found.len(), &*found[0].code, found[0].severity), (1, *code, *severity));
+            assert_eq!((found[0].message.as_str(), found[0].remedy.as_str()), (*message, *remedy));
+        }
+    }
+
+    #[test]
+    fn scopes_near_their_bound_are_named_with_their_keys() {
+        let near = |number: u64| NearDoubtLimit {
+            scope: format!("s{number}").parse().unwrap(),
+            in_doubt: 80 + number,
+            max: 100,
+        };
+        assert_eq!(many_in_doubt(&[]), None);
+        let found = many_in_doubt(&[near(1), near(2)]).unwrap();
+        assert_eq!((&*found.code, found.severity), ("many-in-doubt", Severity::Warning));
+        assert_eq!(
+            found.message,
+            "keys are in doubt in scope s1 (81), s2 (82); at 100 open claims a scope gets no more, until some are resolved"
+        );
+        assert_eq!(
+            found.remedy,
+            "find out what their effects came to and resolve them: `hapax ledger list --state in_doubt`"
+        );
+        let many: Vec<_> = (1..=12).map(near).collect();
+        assert!(many_in_doubt(&many).unwrap().message.contains("s9 (89), s10 (90) and 2 more; at 100"));
+    }
+
+    #[test]
+    fn either_file_of_a_store_tells_that_the_clock_was_set_back() {
+        for ahead in [DATABASE, &format!("{DATABASE}-wal")] {
+            let folder = tempfile::tempdir().unwrap();
+            let examine = || Environment::of(folder.path(), &Options::default()).examine();
+            let is_behind =
+                |seen: &Examination| seen.findings.iter().any(|found| found.code == "clock-behind");
+            for name in [DATABASE, &format!("{DATABASE}-wal")] {
+                std::fs::write(folder.path().join(name), "").unwrap();
+            }
+            assert!(!is_behind(&examine()), "{ahead}");
+            let file = std::fs::File::options().append(true).open(folder.path().join(ahead)).unwrap();
+            file.set_modified(SystemTime::now() + std::time::Duration::from_hours(1)).unwrap();
+            assert!(is_behind(&examine()), "{ahead}");
         }
     }
 

@@ -144,6 +144,7 @@ pub(crate) async fn purging_deletes_everything_that_is_there(mut t: Trial) {
     assert_eq!(t.settle(&jobs, &held, Settlement::Ack).await, Err(SettleError::Gone));
     assert_eq!(t.extend(&jobs, &held, LEASE_MS).await, Err(SettleError::Gone));
     t.send_all(&jobs, &["new"]).await;
+    assert_eq!(t.stats(&jobs).await.totals.sent, 5, "a purge takes nothing back");
 
     t.restart().await;
     t.pass(LEASE_MS).await;

@@ -50,6 +50,20 @@ pub(crate) async fn the_last_lease_that_runs_out_moves_a_message_to_the_dead_let
     assert_eq!(t.stats(&jobs).await.totals.expired, 2);
 }
 
+/// A lease that runs out says nothing about the reason; the attempt before it did.
+pub(crate) async fn a_dead_letter_tells_the_last_error_that_is_known(t: Trial) {
+    let (jobs, dead) = t.with_dead(3, config()).await;
+    t.send_all(&jobs, &["a"]).await;
+    for error in ["first", "second"] {
+        let got = t.one(&jobs).await;
+        t.fail(&jobs, &got, error).await;
+    }
+    t.one(&jobs).await;
+    t.pass(LEASE_MS).await;
+    let story = t.holds(&dead, 1).await.remove(0).dead.expect("a dead letter has a story");
+    assert_eq!((story.cause, story.error.as_deref()), (FailureCause::Expired, Some("second")));
+}
+
 pub(crate) async fn the_last_receive_without_a_lease_delivers_before_it_moves(t: Trial) {
     let (jobs, dead) = t.with_dead(2, config()).await;
     let sent = t.send_all(&jobs, &["a"]).await[0];
@@ -164,8 +178,23 @@ pub(crate) async fn a_lowered_limit_holds_at_the_next_receive(t: Trial) {
     t.set(&jobs, dying(&dead, 2, config())).await;
     t.none(&jobs).await;
     let story = t.holds(&dead, 1).await.remove(0).dead.expect("a dead letter has a story");
-    assert_eq!((story.attempts, story.error.as_deref()), (2, Some("boom")));
+    assert_eq!((story.cause, story.error.as_deref()), (FailureCause::Retry, Some("boom")));
+    assert_eq!(story.attempts, 2);
     assert!(t.browse(&jobs).await.is_empty());
+}
+
+pub(crate) async fn what_dies_at_a_receive_makes_room_for_others(t: Trial) {
+    let (jobs, dead) = t.with_dead(10, config()).await;
+    t.send_all(&jobs, &["a", "b"]).await;
+    for _ in 0..2 {
+        for got in t.receive(&jobs, 2).await {
+            t.fail(&jobs, &got, "boom").await;
+        }
+    }
+    t.send_all(&jobs, &["c"]).await;
+    t.set(&jobs, dying(&dead, 2, config())).await;
+    assert_eq!(bodies(&t.receive(&jobs, 1).await), ["c"]);
+    t.holds(&dead, 2).await;
 }
 
 pub(crate) async fn dead_letters_are_never_suppressed_as_duplicates(t: Trial) {
@@ -244,6 +273,19 @@ pub(crate) async fn a_dead_letter_keeps_the_age_of_its_message(mut t: Trial) {
     t.advance(2).await;
     t.holds(&dead, 0).await;
     assert_eq!(t.stats(&dead).await.totals.retention_dropped, 1);
+}
+
+pub(crate) async fn a_fifo_dead_letter_has_its_age_since_its_death(t: Trial) {
+    let dead = t.create("dead.fifo", QueueConfig { retention_ms: 60_000, ..fifo_config() }).await;
+    let jobs = t.create("jobs.fifo", dying(&dead, 1, fifo_config())).await;
+    t.send_group(&jobs, "g", &["a"]).await;
+    t.advance(50_000).await;
+    let got = t.one(&jobs).await;
+    t.fail(&jobs, &got, "boom").await;
+    t.advance(59_999).await;
+    assert_eq!(t.browse(&dead).await.len(), 1);
+    t.advance(2).await;
+    t.holds(&dead, 0).await;
 }
 
 pub(crate) async fn a_settle_that_comes_after_the_death_is_told_so(mut t: Trial) {

@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use hapax_core::{
-    AdminError, FailureCause, IdempotencyKey, KeySource, MessageId, QueueName, RedriveFilter, RedriveRequest,
-    RedriveState, RedriveTask,
+    AdminError, FailureCause, IdempotencyKey, KeySource, MessageId, QueueConfig, QueueName, RedriveFilter,
+    RedriveRequest, RedriveState, RedriveTask, Settled,
 };
 
 use crate::trial::Trial;
-use crate::values::{bodies, config, dedup, group, queue, redrive_from, reject, seen, text};
+use crate::values::{bodies, config, dedup, dying, group, queue, redrive_from, reject, seen, text};
 
 /// Sends messages and fails each once, which makes it a dead letter; the error is the body.
 async fn kill(t: &Trial, jobs: &QueueName, all: &[&str]) -> Vec<MessageId> {
@@ -58,6 +58,29 @@ pub(crate) async fn a_redriven_message_returns_to_its_source_as_a_new_one(t: Tri
     );
     assert_eq!((back.key.clone(), back.key_source), (key, KeySource::Attribute));
     t.ack(&jobs, &back).await;
+}
+
+/// Nothing of its former life counts: neither what happened to it among the dead letters, nor its age.
+pub(crate) async fn a_redriven_message_begins_again_though_it_was_received_among_the_dead(t: Trial) {
+    let dead = t.create("dead", config()).await;
+    let jobs = t.create("jobs", QueueConfig { retention_ms: 60_000, ..dying(&dead, 2, config()) }).await;
+    t.send_all(&jobs, &["a"]).await;
+    t.advance(50_000).await;
+    for queue in [&jobs, &jobs, &dead, &dead, &dead] {
+        let got = t.one(queue).await;
+        t.fail(queue, &got, "boom").await;
+    }
+    let letter = t.browse(&dead).await.remove(0);
+    assert_eq!((letter.attempts, letter.deliveries), (3, 5));
+    t.redrive(redrive_from(&dead)).await;
+    let back = t.holds(&jobs, 1).await.remove(0);
+    assert_eq!((back.attempts, back.deliveries, back.history.len()), (0, 0, 0), "{back:?}");
+    assert!(back.sent_ms >= letter.sent_ms + 50_000, "{back:?}");
+    t.advance(55_000).await;
+    let got = t.one(&jobs).await;
+    assert_eq!(t.fail(&jobs, &got, "boom").await, Settled::Returned { after_ms: 0 }, "one more is left");
+    t.advance(10_000).await;
+    t.holds(&jobs, 0).await;
 }
 
 pub(crate) async fn a_redrive_survives_a_crash_once_it_is_done(mut t: Trial) {
@@ -233,4 +256,19 @@ pub(crate) async fn a_redrive_goes_on_after_a_crash_without_losing_or_doubling(m
     assert_eq!((ended.state, ended.moved, ended.left), (RedriveState::Completed, 30, 0));
     assert_eq!(sorted(seen(&t.browse(&jobs).await)), all);
     assert!(t.browse(&dead).await.is_empty());
+}
+
+pub(crate) async fn what_dies_during_a_redrive_is_left_to_the_next_one(t: Trial) {
+    let (jobs, dead) = t.with_dead(1, config()).await;
+    let other = t.standard("other").await;
+    let all = thirty(&t, &jobs).await;
+    let to_other = || RedriveRequest { to: Some(other.clone()), ..slowly(&dead) };
+    let task = t.try_redrive(to_other()).await.unwrap();
+    t.advance(500).await;
+    kill(&t, &jobs, &["late"]).await;
+    let ended = t.redriven(&task).await;
+    assert_eq!((ended.total, ended.moved, ended.left), (30, 30, 0));
+    assert_eq!(sorted(seen(&t.browse(&other).await)), all);
+    assert_eq!(seen(&t.browse(&dead).await), ["late"]);
+    assert_eq!(t.redrive(to_other()).await.moved, 1);
 }

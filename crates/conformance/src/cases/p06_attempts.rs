@@ -94,6 +94,16 @@ pub(crate) async fn a_repeat_after_the_lease_ran_out_is_a_new_receive(mut t: Tri
     }
 }
 
+pub(crate) async fn a_repeat_does_not_get_what_another_receive_holds(t: Trial) {
+    let jobs = t.fifo("jobs").await;
+    t.send_group(&jobs, "g", &["a"]).await;
+    t.receive_with(&jobs, attempt("try-1", 1)).await;
+    t.pass(LEASE_MS).await;
+    let other = t.one(&jobs).await;
+    assert!(t.receive_with(&jobs, attempt("try-1", 1)).await.is_empty());
+    t.ack(&jobs, &other).await;
+}
+
 pub(crate) async fn a_repeat_does_not_shorten_a_lease(mut t: Trial) {
     let jobs = t.fifo("jobs").await;
     t.send_group(&jobs, "g", &["a"]).await;
@@ -110,6 +120,17 @@ pub(crate) async fn a_repeat_does_not_shorten_a_lease(mut t: Trial) {
     t.pass(2 * LEASE_MS).await;
     t.none(&jobs).await;
     t.ack(&jobs, &first[0]).await;
+}
+
+pub(crate) async fn a_repeat_has_a_whole_lease_again(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a"]).await;
+    let ask = || Receive { lease_ms: Some(10 * LEASE_MS), ..attempt("try-1", 1) };
+    let first = t.receive_with(&jobs, ask()).await;
+    t.pass(LEASE_MS).await;
+    let again = t.receive_with(&jobs, ask()).await;
+    assert_eq!(told(&again), told(&first));
+    assert!(again[0].lease_ms > 19 * LEASE_MS / 2, "{} ms are left", again[0].lease_ms);
 }
 
 pub(crate) async fn an_attempt_can_be_repeated_for_five_minutes(mut t: Trial) {

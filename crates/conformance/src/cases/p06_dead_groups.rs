@@ -57,6 +57,30 @@ pub(crate) async fn a_halted_group_stands_still_and_others_do_not(mut t: Trial) 
     t.none(&jobs).await;
 }
 
+pub(crate) async fn a_lowered_limit_that_ends_a_head_halts_its_group_too(t: Trial) {
+    let halts = || QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() };
+    let (jobs, dead) = t.with_dead(5, halts()).await;
+    t.send_group(&jobs, "g", &["a", "b"]).await;
+    let got = t.receive(&jobs, 1).await.remove(0);
+    assert!(matches!(t.fail(&jobs, &got, "boom").await, Settled::Returned { .. }));
+    t.set(&jobs, dying(&dead, 1, halts())).await;
+    t.none(&jobs).await;
+    assert_eq!(seen(&t.holds(&dead, 1).await), ["a"]);
+    assert_eq!(halted_groups(&t, &jobs).await, ["g"]);
+}
+
+pub(crate) async fn a_purge_takes_what_a_group_is_halted_for(t: Trial) {
+    let jobs = t.create("jobs.fifo", QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() }).await;
+    t.send_group(&jobs, "g", &["a", "b"]).await;
+    let got = t.receive(&jobs, 1).await.remove(0);
+    assert_eq!(t.settle(&jobs, &got, reject("bad")).await, Ok(Settled::Parked));
+    assert_eq!(halted_groups(&t, &jobs).await, ["g"]);
+    t.store().purge(&jobs).await.unwrap();
+    assert!(halted_groups(&t, &jobs).await.is_empty());
+    t.send_group(&jobs, "g", &["c"]).await;
+    assert_eq!(t.one(&jobs).await.body, "c");
+}
+
 pub(crate) async fn a_lease_that_runs_out_halts_a_group_too(t: Trial) {
     let (jobs, dead) = t.with_dead(1, QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() }).await;
     t.send_group(&jobs, "g", &["a", "b"]).await;
@@ -94,6 +118,14 @@ pub(crate) async fn a_released_group_goes_on_without_its_dead(mut t: Trial) {
     assert!(halted_groups(&t, &jobs).await.is_empty());
     assert_eq!(one_by_one(&t, &jobs).await, ["b", "c"]);
     assert_eq!(seen(&t.browse(&dead).await), ["a"]);
+}
+
+pub(crate) async fn a_dead_letter_that_is_acked_on_receive_is_decided_about(t: Trial) {
+    let (jobs, dead) = halted(&t).await;
+    let receive = hapax_core::Receive { ack_on_receive: true, ..crate::values::now(10) };
+    assert_eq!(t.receive_with(&dead, receive).await.len(), 1);
+    assert!(halted_groups(&t, &jobs).await.is_empty());
+    assert_eq!(one_by_one(&t, &jobs).await, ["b", "c"]);
 }
 
 pub(crate) async fn a_redriven_message_takes_its_old_place_in_a_halted_group(mut t: Trial) {
@@ -392,4 +424,15 @@ pub(crate) async fn a_message_that_died_twice_halts_both_groups_until_one_decisi
             assert_eq!(one_by_one(&t, &dead).await, back, "{case}");
         }
     }
+}
+
+pub(crate) async fn what_is_in_flight_is_not_counted_as_halted(t: Trial) {
+    let jobs = t.create("jobs.fifo", QueueConfig { on_dead: OnDead::HaltGroup, ..fifo_config() }).await;
+    t.send_group(&jobs, "g", &["m0", "m1", "m2", "m3"]).await;
+    let got = t.receive(&jobs, 3).await;
+    assert_eq!(bodies(&got), ["m0", "m1", "m2"]);
+    assert_eq!(t.settle(&jobs, &got[1], reject("never")).await, Ok(Settled::Parked));
+    let stats = t.stats(&jobs).await;
+    assert_eq!((stats.in_flight, stats.parked, stats.ready), (1, 1, 2), "{stats:?}");
+    assert_eq!(stats.halted, 2, "m2 and m3 wait, m0 is at work: {stats:?}");
 }

@@ -73,6 +73,41 @@ pub(crate) async fn a_quiet_group_overtakes_a_noisy_one(t: Trial) {
     assert_eq!(rest.len(), 5, "a noisy group is served when no quiet one waits");
 }
 
+/// Noise is a share of the deliveries, not only a number of them.
+pub(crate) async fn a_group_with_a_small_share_of_the_deliveries_keeps_its_turn(t: Trial) {
+    let jobs = t.create("jobs", QueueConfig { lease_ms: 60_000, ..config() }).await;
+    let message = |n: usize| if n < 30 { tenant("small", n.to_string()) } else { text(n.to_string()) };
+    assert!(t.send_batch(&jobs, (0..310).map(message).collect()).await.iter().all(Result::is_ok));
+    let mut held = 0;
+    while held < 310 {
+        held += t.receive(&jobs, 100).await.len();
+    }
+    t.send(&jobs, tenant("small", "first")).await;
+    t.send(&jobs, text("second")).await;
+    assert_eq!(bodies(&t.receive(&jobs, 1).await), ["first"]);
+}
+
+pub(crate) async fn a_group_with_few_deliveries_keeps_its_turn_beside_a_noisy_one(t: Trial) {
+    let jobs = t.create("jobs", QueueConfig { lease_ms: 60_000, ..config() }).await;
+    let message = |n: usize| tenant(if n < 40 { "noisy" } else { "few" }, n.to_string());
+    assert!(t.send_batch(&jobs, (0..50).map(message).collect()).await.iter().all(Result::is_ok));
+    assert_eq!(t.receive(&jobs, 50).await.len(), 50);
+    t.send(&jobs, tenant("few", "first")).await;
+    t.send(&jobs, tenant("quiet", "second")).await;
+    assert_eq!(bodies(&t.receive(&jobs, 1).await), ["first"]);
+}
+
+pub(crate) async fn a_noisy_group_is_served_before_lower_priorities(t: Trial) {
+    let jobs = t.create("jobs", QueueConfig { lease_ms: 60_000, ..config() }).await;
+    let noise = (0..40).map(|n| tenant("noisy", n.to_string())).collect();
+    assert!(t.send_batch(&jobs, noise).await.iter().all(Result::is_ok));
+    assert_eq!(t.receive(&jobs, 40).await.len(), 40);
+    t.send(&jobs, tenant("quiet", "low")).await;
+    t.send(&jobs, tenant("noisy", "high-1").priority(Priority(5))).await;
+    t.send(&jobs, tenant("quiet", "high-2").priority(Priority(5))).await;
+    assert_eq!(bodies(&t.receive(&jobs, 10).await), ["high-2", "high-1", "low"]);
+}
+
 pub(crate) async fn a_noisy_group_alone_is_served_in_full(t: Trial) {
     let jobs = t.create("jobs", QueueConfig { lease_ms: 60_000, ..config() }).await;
     let noise = (0..100).map(|n| tenant("noisy", n.to_string())).collect();

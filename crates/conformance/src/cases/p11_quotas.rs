@@ -60,6 +60,17 @@ pub(crate) async fn a_refused_message_leaves_no_trace(mut t: Trial) {
     assert!(!t.send(&jobs, text("b").dedup(dedup("b"))).await.duplicate, "its id was not remembered");
 }
 
+pub(crate) async fn a_repeated_send_is_a_duplicate_whatever_the_quota(t: Trial) {
+    for messages_max in [1, 3] {
+        let jobs = t.create(&format!("jobs-{messages_max}"), limited(Some(messages_max), None)).await;
+        let message = || text("a").dedup(dedup("once"));
+        let first = t.send(&jobs, message()).await;
+        let again = t.try_send(&jobs, message()).await.expect("its first message is there");
+        assert_eq!((again.id, again.duplicate), (first.id, true));
+        assert_eq!(seen(&t.browse(&jobs).await), ["a"]);
+    }
+}
+
 pub(crate) async fn a_full_dead_letter_queue_loses_nothing(t: Trial) {
     let dead = t.create("dead", limited(Some(1), None)).await;
     let jobs = t.create("jobs", dying(&dead, 1, config())).await;

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use hapax_core::{
     Claim, ClaimEnding, ClaimRequest, EndClaim, EntryId, EntryState, ExportedItem, ExportedMessage, Fence,
-    Imported, Json, Ledger, MessageState, OnDead, OnDoubt, Priority, QueueConfig, QueueName, RecordedOutcome,
-    Resolution, SendError, Settlement, Tier, TransferScope,
+    Imported, Json, Ledger, MessageState, OnDead, OnDoubt, Priority, QueueConfig, QueueName, Quota,
+    RecordedOutcome, Resolution, SendError, Settlement, Tier, TransferScope,
 };
 
 use hapax_core::store::FailedAttempt;
+use hapax_core::transfer::IMPORTED_MS_MIN;
 
 use crate::trial::Trial;
 use crate::values::{
@@ -445,7 +446,8 @@ pub(crate) async fn an_entry_that_a_waiting_message_needs_is_moved_after_its_tim
         let first = t.one(&jobs).await;
         let id = EntryId::of_queue(&jobs, first.key.clone());
         complete_for_a_minute(&*ledger, &id).await;
-        let later_ms = t.now_ms().await + 7_200_000;
+        // Longer than anything that was imported is kept for itself.
+        let later_ms = t.now_ms().await + 2 * IMPORTED_MS_MIN;
         t.send(&jobs, text(r#"{"order":7,"n":2}"#).deliver_at_ms(later_ms)).await;
         t.ack(&jobs, &first).await;
         t.pass(600_000).await;
@@ -458,7 +460,7 @@ pub(crate) async fn an_entry_that_a_waiting_message_needs_is_moved_after_its_tim
         t.remake(&jobs, by_order()).await;
         ledger.forget(&id, "suite").await.ok();
         import_in_order(&t, &jobs, &entries, &items, ledger_first).await;
-        t.pass(7_200_000).await;
+        t.pass(2 * IMPORTED_MS_MIN).await;
         assert_eq!(t.one(&jobs).await.key, id.key);
         let again = claim(&*ledger, &id, "other").await;
         assert!(matches!(again, Claim::Completed { .. }), "ledger first: {ledger_first}: {again:?}");
@@ -699,4 +701,59 @@ async fn failed_once(t: &Trial) -> FailedAttempt {
     let delivery = t.one(&queue).await;
     t.settle(&queue, &delivery, retry("no")).await.unwrap();
     t.browse(&queue).await.remove(0).history.remove(0)
+}
+
+/// A group that was halted for longer than the retention has a whole one again when it continues, wherever it is then.
+pub(crate) async fn what_a_group_kept_beyond_its_time_is_moved_with_its_new_retention(t: Trial) {
+    const DAY_MS: u64 = 24 * 3_600_000;
+    let kept = QueueConfig { retention_ms: 4 * DAY_MS, ..halting() };
+    let jobs = t.create("jobs.fifo", kept.clone()).await;
+    t.send_group(&jobs, "g", &["m0", "m1"]).await;
+    let first = t.receive(&jobs, 1).await.remove(0);
+    t.settle(&jobs, &first, reject("never")).await.unwrap();
+    t.pass(5 * DAY_MS).await;
+    t.store().discard(&jobs, vec![first.id], "suite").await.unwrap();
+    t.moved(&jobs, kept).await;
+    t.pass(3 * DAY_MS).await;
+    assert_eq!(seen(&t.browse(&jobs).await), ["m1"]);
+    t.pass(2 * DAY_MS).await;
+    t.holds(&jobs, 0).await;
+}
+
+pub(crate) async fn an_import_keeps_to_the_quota(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a", "b", "c"]).await;
+    t.pause(&jobs).await;
+    let items = t.export(&of(&jobs)).await;
+    for quota in
+        [Quota { messages_max: Some(2), bytes_max: None }, Quota { messages_max: None, bytes_max: Some(2) }]
+    {
+        t.remake(&jobs, QueueConfig { quota, ..config() }).await;
+        let answers = t.try_import(&of(&jobs), items.clone()).await;
+        assert_eq!(answers[..2], [Ok(Imported::Added), Ok(Imported::Added)]);
+        let full = &answers[2];
+        assert!(matches!(full, Err(SendError::QuotaExceeded { used: 2, max: 2, .. })), "{full:?}");
+        assert_eq!(t.drained(&jobs).await, ["a", "b"]);
+        assert_eq!(t.import(&of(&jobs), &items).await, 1, "there is room again");
+        assert_eq!(seen(&t.browse(&jobs).await), ["c"]);
+    }
+}
+
+/// Where it came from, nothing kept an entry for it.
+pub(crate) async fn a_message_keeps_its_entry_where_handlers_make_claims(t: Trial) {
+    let ledger = t.own_ledger();
+    let plain = QueueConfig { tier: Tier::AtLeastOnce, ..by_order() };
+    let jobs = t.create("jobs", plain).await;
+    let later_ms = t.now_ms().await + 2 * IMPORTED_MS_MIN;
+    t.send(&jobs, text(r#"{"order":7,"n":1}"#).deliver_at_ms(later_ms)).await;
+    t.moved(&jobs, by_order()).await;
+    t.send(&jobs, text(r#"{"order":7,"n":2}"#)).await;
+    let first = t.one(&jobs).await;
+    let id = EntryId::of_queue(&jobs, first.key.clone());
+    complete_for_a_minute(&*ledger, &id).await;
+    t.ack(&jobs, &first).await;
+    t.pass(2 * IMPORTED_MS_MIN).await;
+    assert_eq!(t.one(&jobs).await.key, id.key);
+    let again = claim(&*ledger, &id, "other").await;
+    assert!(matches!(again, Claim::Completed { .. }), "{again:?}");
 }

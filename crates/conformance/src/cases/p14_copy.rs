@@ -3,10 +3,11 @@
 
 use hapax_core::{
     AdminError, ClaimEnding, CopyState, EndClaim, EntryId, Ledger, QueueConfig, QueueName, Renew, Resolution,
-    ResolveError, Settle, Settlement, StoreError, TransferScope,
+    ResolveError, Settle, Settled, Settlement, StoreError, TransferScope,
 };
 
 use super::p13_transfer::{claim, messages, of};
+use crate::ledger_cases::l06_settle::{ask_for, entry_of, keyed, once};
 use crate::trial::Trial;
 use crate::values::{bodies, config, dying, now, receive_waiting, redrive_from, reject, text};
 
@@ -198,6 +199,22 @@ pub(crate) async fn a_closed_ledger_refuses_claims_and_their_ends(mut t: Trial) 
     assert_eq!(ledger.end(vec![end]).await.unwrap(), [Ok(())], "it continues");
 }
 
+/// The delivery is not settled either, so that both can be repeated.
+pub(crate) async fn a_settle_ends_no_claim_in_a_closed_ledger(t: Trial) {
+    let jobs = t.create("jobs", once()).await;
+    t.send(&jobs, keyed("order-7")).await;
+    let got = t.one(&jobs).await;
+    let grant = t.grant(ask_for(&jobs, &got, "worker")).await;
+    let end = EndClaim { id: entry_of(&jobs, &got), token: grant.token, ending: ClaimEnding::Release };
+    let settle = || Settle { claim: Some(end.clone()), ..Settle::new(got.receipt.clone(), Settlement::Ack) };
+    t.set_copy(&TransferScope::Ledger, Some(to(true))).await;
+    let settled = t.store().settle(&jobs, vec![settle()]).await;
+    assert!(matches!(settled, Err(StoreError::Moved(_))), "{settled:?}");
+    assert_eq!(t.stats(&jobs).await.in_flight, 1);
+    t.set_copy(&TransferScope::Ledger, None).await;
+    assert_eq!(t.store().settle(&jobs, vec![settle()]).await, Ok(vec![Ok(Settled::Acked)]), "it continues");
+}
+
 async fn ledger_is_closed(ledger: &dyn Ledger, id: &impl Fn(&str) -> EntryId, token: &hapax_core::Token) {
     for key in ["new", "held"] {
         let request = hapax_core::ClaimRequest::new(id(key), "other".parse().unwrap(), 60_000);
@@ -254,4 +271,43 @@ pub(crate) async fn a_queue_closed_on_one_handle_is_closed_on_the_other(t: Trial
     t.set_copy(&TransferScope::Ledger, None).await;
     t.set_copy(&of(&jobs), None).await;
     assert_eq!(store.receive(&jobs, now(10)).await.unwrap().len(), 2, "open on the other handle too");
+}
+
+/// What it would take over would be missing in the copy. One that is a copy takes over what it is a copy of.
+pub(crate) async fn a_queue_that_is_copied_to_another_store_imports_nothing(t: Trial) {
+    let jobs = t.standard("jobs").await;
+    t.send_all(&jobs, &["a"]).await;
+    t.set_copy(&of(&jobs), Some(to(false))).await;
+    let items = t.export(&of(&jobs)).await;
+    t.set_copy(&of(&jobs), None).await;
+    t.store().delete_queue(&jobs).await.unwrap();
+    let copy = t.standard("copy").await;
+    let store = t.store();
+    let import = async || store.transfer().unwrap().import(&of(&copy), items.clone()).await;
+    for state in [to(false), to(true)] {
+        t.set_copy(&of(&copy), Some(state)).await;
+        refused("import", import().await);
+        assert!(t.browse(&copy).await.is_empty());
+        t.set_copy(&of(&copy), None).await;
+    }
+    t.set_copy(&of(&copy), Some(from())).await;
+    assert_eq!(import().await, Ok(vec![Ok(hapax_core::Imported::Added)]));
+    assert_eq!(t.browse(&copy).await.len(), 1);
+}
+
+pub(crate) async fn a_doubt_that_ends_while_a_queue_is_closed_lets_its_messages_continue(t: Trial) {
+    let jobs = t.create("jobs", once()).await;
+    t.send(&jobs, keyed("order-7")).await;
+    let got = t.one(&jobs).await;
+    let grant = t.grant(ask_for(&jobs, &got, "worker")).await;
+    let (ledger, id) = (t.harness.ledger().expect("the case needs a ledger"), entry_of(&jobs, &got));
+    let end = EndClaim { id: id.clone(), token: grant.token, ending: ClaimEnding::Doubt };
+    assert_eq!(ledger.end(vec![end]).await.unwrap(), [Ok(())]);
+    t.settle(&jobs, &got, Settlement::Park { reason: "in doubt".into() }).await.unwrap();
+    t.set_copy(&of(&jobs), Some(to(false))).await;
+    ledger.resolve(&id, Resolution::Absent, "suite").await.unwrap();
+    t.pass(1_000).await;
+    t.set_copy(&of(&jobs), None).await;
+    t.pass(1_000).await;
+    assert_eq!(t.one(&jobs).await.id, got.id, "it continues");
 }

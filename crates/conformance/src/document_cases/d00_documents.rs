@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hapax_core::documents::BYTES_MAX;
+use hapax_core::documents::{BYTES_MAX, TOTAL_BYTES_MAX};
 use hapax_core::{
     Document, DocumentError, DocumentFilter, DocumentName, Documents, ExpectedRevision, Json, Revision,
     StoreError,
@@ -198,6 +198,28 @@ pub(crate) async fn a_document_has_at_most_64_kibibytes(t: Trial) {
     let refused = t.documents().put_document(&name("a"), large(BYTES_MAX + 1), ExpectedRevision::Any).await;
     let (bytes, bytes_max) = (BYTES_MAX as u64 + 1, BYTES_MAX as u64);
     assert_eq!(refused, Err(DocumentError::TooLarge { bytes, bytes_max }));
+}
+
+/// Names count too. What is replaced or deleted makes room, and its name is not listed any more.
+pub(crate) async fn documents_have_room_for_16_mebibytes_together(t: Trial) {
+    let put = async |at: &str, bytes| {
+        t.documents().put_document(&name(at), large(bytes), ExpectedRevision::Any).await.map(|_| ())
+    };
+    let is_full = |answer| matches!(answer, Err(DocumentError::Store(StoreError::Full(_))));
+    let each = "d000".len() + BYTES_MAX;
+    let (count, left) = (TOTAL_BYTES_MAX / each, TOTAL_BYTES_MAX % each);
+    for n in 0..count {
+        put(&format!("d{n:03}"), BYTES_MAX).await.unwrap();
+    }
+    let last = left - "last".len();
+    assert!(is_full(put("last", last + 1).await), "a byte too many");
+    put("d000", BYTES_MAX).await.expect("the same size again");
+    put("last", last).await.expect("all of it");
+    assert!(is_full(put("more", 2).await));
+    assert_eq!(t.documents().delete_document(&name("d000"), ExpectedRevision::Any).await, Ok(true));
+    assert_eq!(t.listed(DocumentFilter { limit: 1, ..DocumentFilter::default() }).await, ["d001"]);
+    put("more", BYTES_MAX).await.expect("there is room again");
+    assert!(is_full(put("x", 2).await), "and no more than that");
 }
 
 pub(crate) async fn documents_survive_a_restart_and_a_crash(mut t: Trial) {

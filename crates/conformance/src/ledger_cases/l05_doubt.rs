@@ -67,6 +67,17 @@ pub(crate) async fn a_holder_can_doubt_at_once(t: Trial) {
     assert!(t.grant(ask(&order, "bob")).await.takeover);
 }
 
+pub(crate) async fn a_doubt_that_is_declared_late_began_when_the_lease_ended(t: Trial) {
+    let order = id("order-7");
+    let late = t.lapsed(&order, "ann").await;
+    let lapsed = t.entry(&order).await.expect("an entry").ended_ms.expect("in doubt since");
+    t.pass(1_000).await;
+    t.end(&order, &late.token, ClaimEnding::Doubt).await.expect("nobody took over");
+    assert_eq!(t.entry(&order).await.expect("an entry").ended_ms, Some(lapsed));
+    let claim = t.claim(parking(&order, "bob")).await;
+    assert!(matches!(claim, Claim::InDoubt { since_ms } if since_ms == lapsed), "{claim:?}");
+}
+
 pub(crate) async fn who_doubted_may_still_learn_that_it_happened(t: Trial) {
     let order = id("order-7");
     let grant = t.grant(ask(&order, "ann")).await;

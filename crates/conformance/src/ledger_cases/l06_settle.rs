@@ -328,7 +328,7 @@ pub(crate) async fn many_messages_parked_for_an_entry_all_go_on(t: Trial) {
 
 /// Not only a decision: the holder may only have been asleep, and another may take over.
 pub(crate) async fn whatever_ends_a_doubt_lets_parked_messages_continue(t: Trial) {
-    for ends in ["completed-late", "released-late", "renewed", "taken-over", "forgotten"] {
+    for ends in ["completed-late", "released-late", "renewed", "claimed-again", "taken-over", "forgotten"] {
         let jobs = t.create(ends, once()).await;
         t.send(&jobs, keyed("order-7")).await;
         let got = t.one(&jobs).await;
@@ -350,6 +350,7 @@ pub(crate) async fn whatever_ends_a_doubt_lets_parked_messages_continue(t: Trial
             "completed-late" => t.end(&id, &sleeper.token, complete(&done("paid"))).await.unwrap(),
             "released-late" => t.end(&id, &sleeper.token, ClaimEnding::Release).await.unwrap(),
             "renewed" => drop(t.renew(&id, &sleeper.token, LONG_LEASE_MS).await.unwrap()),
+            "claimed-again" => drop(t.grant(ask(&id, "sleeper")).await),
             "taken-over" => drop(t.grant(ask(&id, "heir")).await),
             _ => t.forget(&id).await.unwrap(),
         }
@@ -419,4 +420,24 @@ pub(crate) async fn a_claim_for_a_delivery_that_is_not_there_is_a_claim(t: Trial
     let grant = t.grant(ask_for(&jobs, &got, "late")).await;
     t.lasts(grant.lease_ms, LONG_LEASE_MS);
     t.end(&id, &grant.token, complete(&done("paid"))).await.unwrap();
+}
+
+/// The claim of a settle need not be that of its own queue: a handler may claim in a scope of its own.
+pub(crate) async fn a_stale_claim_of_any_scope_blocks_the_settle(t: Trial) {
+    let jobs = t.create("jobs", once()).await;
+    for n in 0..6 {
+        t.send(&jobs, keyed(&format!("order-{n}"))).await;
+        let got = t.one(&jobs).await;
+        let id = EntryId::new(format!("shop-{n}").parse().unwrap(), got.key.clone());
+        let first = t.grant(ask(&id, "worker-1")).await;
+        let ledger = t.harness.ledger().expect("the case needs a ledger");
+        assert_eq!(ledger.end(vec![ends(&id, &first.token, ClaimEnding::Release)]).await.unwrap(), [Ok(())]);
+        let second = t.grant(ask(&id, "worker-2")).await;
+        let settle = async |grant: &Grant| {
+            settle_with(&t, &jobs, &got, Settlement::Ack, (&id, grant, complete(&done("paid")))).await
+        };
+        assert_eq!(settle(&first).await, Err(SettleError::Claim(TokenError::Stale)), "shop-{n}");
+        assert_eq!(t.stats(&jobs).await.in_flight, 1, "shop-{n}: it is not acked");
+        assert_eq!(settle(&second).await, Ok(Settled::Acked), "shop-{n}");
+    }
 }

@@ -2,7 +2,7 @@
 //! again.
 
 use hapax_core::ledger::OUTCOME_BYTES_MAX;
-use hapax_core::{ClaimRequest, EntryState, Json, OnDoubt, RecordedOutcome};
+use hapax_core::{ClaimRequest, EntryState, Json, OnDoubt, RecordedOutcome, TokenError};
 
 use crate::ledger_trial::{ask, complete, done, failed, id, json, parking, replayed};
 use crate::trial::Trial;
@@ -86,6 +86,19 @@ pub(crate) async fn of_an_oversize_outcome_a_marker_is_kept_and_it_never_runs_ag
         }
         assert_eq!(t.entry(&order).await.expect("an entry").outcome, Some(marker));
     }
+}
+
+pub(crate) async fn an_oversize_outcome_cannot_be_changed_to_another_one(t: Trial) {
+    let order = id("order-7");
+    let grant = t.completed(&order, &RecordedOutcome::done(sized(OUTCOME_BYTES_MAX + 1))).await;
+    let before = t.entry(&order).await;
+    for other in [
+        RecordedOutcome::done(sized(OUTCOME_BYTES_MAX + 2)),
+        RecordedOutcome { failed: false, value: None, omitted_bytes: None },
+    ] {
+        assert_eq!(t.end(&order, &grant.token, complete(&other)).await, Err(TokenError::Ended));
+    }
+    assert_eq!(t.entry(&order).await, before);
 }
 
 pub(crate) async fn an_outcome_without_a_value_is_an_outcome(t: Trial) {

@@ -67,6 +67,20 @@ pub(crate) async fn what_is_pruned_is_counted_and_the_rest_stays(t: Trial) {
     assert_eq!((stats.entries, stats.open, stats.pruned), (11, 1, 20), "{stats:?}");
 }
 
+pub(crate) async fn what_nobody_asks_for_is_pruned_too(t: Trial) {
+    for n in 0..5 {
+        let order = id(&n.to_string());
+        let grant = t.grant(ask(&order, "ann")).await;
+        t.end(&order, &grant.token, briefly(&done("paid"))).await.unwrap();
+    }
+    t.pass(TTL_MS_MIN).await;
+    let start = std::time::Instant::now();
+    while t.ledger_stats().await.entries > 0 {
+        assert!(start.elapsed() < t.timeout(), "{}: {:?}", t.case, t.ledger_stats().await);
+        t.advance(50).await;
+    }
+}
+
 pub(crate) async fn a_time_that_was_over_while_the_store_was_down_is_over(mut t: Trial) {
     let (short, long) = (id("short"), id("long"));
     let grant = t.grant(ask(&short, "ann")).await;
@@ -113,6 +127,20 @@ pub(crate) async fn the_entry_of_a_live_message_is_kept(mut t: Trial) {
     t.vanishes(&id).await;
 }
 
+/// It was sent while the outcome was known, and has not been delivered yet.
+pub(crate) async fn the_outcome_of_a_duplicate_that_waits_is_kept(t: Trial) {
+    let jobs = t.create("jobs", once()).await;
+    let (got, id, grant) = at_work(&t, &jobs).await;
+    let ended = settle_with(&t, &jobs, &got, Settlement::Ack, (&id, &grant, briefly(&done("paid")))).await;
+    assert_eq!(ended, Ok(Settled::Acked));
+    t.send(&jobs, keyed("order-7")).await;
+    kept(&t, &id, &done("paid")).await;
+    let again = t.one(&jobs).await;
+    assert_eq!(replayed(&t.claim(ask_for(&jobs, &again, "next")).await), Some(&done("paid")));
+    t.ack(&jobs, &again).await;
+    t.vanishes(&id).await;
+}
+
 pub(crate) async fn a_new_message_does_not_bring_back_what_was_over(t: Trial) {
     let jobs = t.create("jobs", once()).await;
     let (_, id, grant) = at_work(&t, &jobs).await;
@@ -137,6 +165,35 @@ pub(crate) async fn the_entry_of_a_claim_that_names_a_delivery_is_kept(mut t: Tr
     t.ack(&jobs, &got).await;
     t.pass(TTL_MS_MIN).await;
     t.vanishes(&id).await;
+}
+
+pub(crate) async fn the_entry_of_a_message_that_was_dropped_is_over(t: Trial) {
+    let jobs = t.create("jobs", hapax_core::QueueConfig { retention_ms: 60_000, ..once() }).await;
+    let (_, id, grant) = at_work(&t, &jobs).await;
+    t.end(&id, &grant.token, briefly(&done("paid"))).await.unwrap();
+    kept(&t, &id, &done("paid")).await;
+    t.pass(70_000).await;
+    t.holds(&jobs, 0).await;
+    t.vanishes(&id).await;
+}
+
+/// Both where messages are linked to their keys when they are sent, and where a claim has named its delivery.
+pub(crate) async fn the_entry_of_a_message_that_was_purged_or_deleted_is_over(t: Trial) {
+    for (name, config) in [("linked", once()), ("named", config())] {
+        for how in ["purge", "delete"] {
+            let jobs = t.create(&format!("{name}-{how}"), config.clone()).await;
+            let (_, id, grant) = at_work(&t, &jobs).await;
+            t.end(&id, &grant.token, briefly(&done("paid"))).await.unwrap();
+            kept(&t, &id, &done("paid")).await;
+            if how == "purge" {
+                assert_eq!(t.store().purge(&jobs).await, Ok(1));
+            } else {
+                t.store().delete_queue(&jobs).await.unwrap();
+            }
+            t.pass(TTL_MS_MIN).await;
+            t.vanishes(&id).await;
+        }
+    }
 }
 
 pub(crate) async fn the_entry_of_an_acked_message_is_kept_for_its_time(t: Trial) {
@@ -182,6 +239,17 @@ pub(crate) async fn a_redrive_clears_a_final_failure(mut t: Trial) {
     assert!(!grant.takeover);
     let ended = settle_with(&t, &jobs, &back, Settlement::Ack, (&id, &grant, complete(&done("paid")))).await;
     assert_eq!(ended, Ok(Settled::Acked));
+}
+
+pub(crate) async fn the_entry_of_a_letter_that_went_elsewhere_is_kept_for_its_time(t: Trial) {
+    let (jobs, dead) = t.with_dead(3, once()).await;
+    let other = t.standard("other").await;
+    let id = dead_with(&t, &jobs, briefly(&done("paid")), reject("bad")).await;
+    let request = RedriveRequest { to: Some(other.clone()), ..redrive_from(&dead) };
+    assert_eq!(t.redrive(request).await.moved, 1);
+    t.pass(TTL_MS_MIN).await;
+    t.vanishes(&id).await;
+    assert_eq!(t.browse(&other).await.len(), 1, "it does not need the entry of another queue");
 }
 
 pub(crate) async fn a_redrive_keeps_what_was_completed(t: Trial) {

@@ -1,5 +1,5 @@
 use async_trait::async_trait;
-use hapax_core::documents::{BYTES_MAX, PAGE_BYTES_MAX};
+use hapax_core::documents::{BYTES_MAX, PAGE_BYTES_MAX, TOTAL_BYTES_MAX};
 use hapax_core::{
     Document, DocumentError, DocumentFilter, DocumentName, DocumentPage, Documents, ExpectedRevision, Json,
     Revision, StoreError,
@@ -42,6 +42,12 @@ impl Documents for MemoryStore {
         let bytes = value.as_str().len();
         if bytes > BYTES_MAX {
             return Err(DocumentError::TooLarge { bytes: bytes as u64, bytes_max: BYTES_MAX as u64 });
+        }
+        let size = |name: &DocumentName, value: &Json| name.as_str().len() + value.as_str().len();
+        let others = state.documents.iter().filter(|(other, _)| *other != name);
+        let total: usize = others.map(|(other, document)| size(other, &document.value)).sum();
+        if total + size(name, &value) > TOTAL_BYTES_MAX {
+            return Err(StoreError::Full("its documents have all bytes that they may have".to_owned()).into());
         }
         let (revision, modified_ms) = (state.new_revision(), state.now_ms);
         state.documents.insert(name.clone(), Document { name: name.clone(), revision, modified_ms, value });

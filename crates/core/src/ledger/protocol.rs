@@ -253,11 +253,12 @@ pub fn renew(
         _ if entry.fence != fence && !mutant::is("stale-extend-accepted") => Err(TokenError::Stale),
         Stage::Completed { .. } => Err(TokenError::Ended),
         Stage::Processing { doubted: true, .. } => Err(TokenError::Stale),
-        Stage::Processing { on_doubt, .. } => {
+        Stage::Processing { until_ms: before_ms, on_doubt, .. } => {
             let lease_ms = lease_ms.clamp(1, LEASE_MS_MAX);
+            let until_ms = now_ms + lease_ms;
             let stage = Stage::Processing {
                 lease_ms,
-                until_ms: now_ms + lease_ms,
+                until_ms: if mutant::is("extension-not-recorded") { *before_ms } else { until_ms },
                 on_doubt: *on_doubt,
                 doubted: false,
             };

@@ -23,11 +23,21 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub fn page(samples: &[Sample]) -> String {
     // All values of a metric have to follow its head; samples come queue by queue.
     let mut families: Vec<(&'static Metric, Vec<&Sample>)> = Vec::new();
+    // Each queue has the same metrics in the same order, so the next sample most often belongs to the next family.
+    let mut next = 0;
     for sample in samples {
-        match families.iter_mut().find(|(metric, _)| metric.name == sample.metric.name) {
+        let is_its_own = |(metric, _): &(&'static Metric, Vec<&Sample>)| metric.name == sample.metric.name;
+        let found = if families.get(next).is_some_and(is_its_own) {
+            Some(next)
+        } else {
+            families.iter().position(is_its_own)
+        };
+        let at = found.unwrap_or(families.len());
+        match families.get_mut(at) {
             Some((_, values)) => values.push(sample),
             None => families.push((sample.metric, vec![sample])),
         }
+        next = at + 1;
     }
     let mut text = String::with_capacity(samples.len() * 64);
     for (metric, values) in families {
@@ -53,8 +63,11 @@ fn write_sample(text: &mut String, sample: &Sample) {
     text.push_str(sample.metric.name);
     for (at, (name, value)) in sample.labels.iter().enumerate() {
         let open = if at == 0 { '{' } else { ',' };
-        let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let _ = write!(text, "{open}{name}=\"{value}\"");
+        text.push(open);
+        text.push_str(name);
+        text.push_str("=\"");
+        push_escaped(text, value);
+        text.push('"');
     }
     if !sample.labels.is_empty() {
         text.push('}');
@@ -63,6 +76,21 @@ fn write_sample(text: &mut String, sample: &Sample) {
         Unit::Items | Unit::Bytes => writeln!(text, " {}", sample.value),
         Unit::Milliseconds => writeln!(text, " {}", sample.in_base_unit()),
     };
+}
+
+/// Adds the value of a label. Most have nothing to escape.
+fn push_escaped(text: &mut String, value: &str) {
+    if !value.contains(['\\', '"', '\n']) {
+        return text.push_str(value);
+    }
+    for c in value.chars() {
+        match c {
+            '\\' => text.push_str("\\\\"),
+            '"' => text.push_str("\\\""),
+            '\n' => text.push_str("\\n"),
+            c => text.push(c),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -82,6 +110,29 @@ mod tests {
         let heads: Vec<_> = page.lines().filter(|line| line.starts_with("# TYPE")).collect();
         assert_eq!(heads.len(), QueueStats::table().len() - 1, "each once; there is no oldest message");
         assert!(heads.contains(&"# TYPE hapax_queue_sent_total counter"));
+    }
+
+    #[test]
+    fn each_value_is_with_its_metric_also_if_a_queue_has_fewer() {
+        let oldest_sent_ms = Some(1_000);
+        let samples: Vec<Sample> = [("a", oldest_sent_ms), ("b", None), ("c", oldest_sent_ms)]
+            .into_iter()
+            .flat_map(|(queue, oldest_sent_ms)| {
+                QueueStats { ready: 1, oldest_sent_ms, ..QueueStats::default() }.samples(&[queue])
+            })
+            .collect();
+        let page = page(&samples);
+        assert_eq!(page.lines().filter(|line| !line.starts_with('#')).count(), samples.len());
+        for family in page.split("# HELP ").skip(1) {
+            let name = family.split(' ').next().unwrap();
+            let mut values = family.lines().skip(2);
+            assert!(values.all(|line| line.split('{').next() == Some(name)), "{family}");
+        }
+        assert!(
+            page.contains(
+                "_seconds{queue=\"a\"} 1\nhapax_queue_oldest_sent_timestamp_seconds{queue=\"c\"} 1\n"
+            )
+        );
     }
 
     #[test]

@@ -31,6 +31,10 @@ impl Key {
     fn order(self) -> u64 {
         self.0 & ((1 << 56) - 1)
     }
+
+    fn has_priority_of(self, other: Self) -> bool {
+        self.0 >> 56 == other.0 >> 56
+    }
 }
 
 /// Minimum number of in-flight messages of a noisy tenant.
@@ -289,15 +293,18 @@ impl Groups {
         row.take(take).map(|(_, (slot, _))| *slot).collect()
     }
 
-    /// Picks quiet tenants first; among noisy ones, the one with the fewest messages in flight.
+    /// Of the highest priority, picks quiet tenants first; among noisy ones, the one with the fewest messages in flight.
     fn pick(&self) -> Option<u32> {
-        let first = *self.heads.first_key_value()?.1;
-        if self.fifo || !self.is_noisy(first) {
-            return Some(first);
+        let (highest, first) = self.heads.first_key_value()?;
+        if self.fifo || !self.is_noisy(*first) {
+            return Some(*first);
         }
+        let equal = || {
+            let heads = self.heads.iter().take_while(|(key, _)| key.has_priority_of(*highest));
+            heads.map(|(_, at)| *at)
+        };
         // Each noisy group holds more than a tenth, so there are at most nine, and few heads are skipped.
-        let quiet = self.heads.values().copied().find(|&at| !self.is_noisy(at));
-        quiet.or_else(|| self.heads.values().copied().min_by_key(|&at| self.group(at).in_flight))
+        equal().find(|&at| !self.is_noisy(at)).or_else(|| equal().min_by_key(|&at| self.group(at).in_flight))
     }
 
     fn is_noisy(&self, at: u32) -> bool {

@@ -84,8 +84,9 @@ impl Engine {
         let (queue, wave) = self.queue_and_wave(queue);
         let mut entry = *queue.table.get(slot);
         assert_eq!(entry.state, State::Ready, "only a ready message is leased");
-        let fence = wave.next_fence(now);
-        assert!(fence > entry.fence, "fences only grow");
+        let repeats = hapax_core::mutant::is("delivery-fence-repeated") && entry.fence > 0;
+        let fence = if repeats { entry.fence } else { wave.next_fence(now) };
+        assert!(fence > entry.fence || repeats, "fences only grow");
         entry.fence = fence;
         entry.attempts += 1;
         entry.deliveries += 1;
@@ -101,7 +102,9 @@ impl Engine {
             // In memory only: `ack_leased` follows in the same wave, once the body was found to be sound.
             queue.replace(wave, slot, entry);
         } else {
-            queue.update(wave, slot, entry);
+            let is_cut = hapax_core::mutant::is("lease-cut-short");
+            let due_ms = if is_cut { entry.received_ms.midpoint(entry.due_ms) } else { entry.due_ms };
+            queue.update(wave, slot, MessageMeta { due_ms, ..entry });
             if let Some(consumer) = &request.consumer {
                 queue.holders.insert(entry.seq, consumer.clone());
             }

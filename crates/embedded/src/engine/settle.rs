@@ -19,7 +19,9 @@ impl Engine {
         };
         let entry = table.get(slot);
         match parked_cause(entry.flags) {
-            _ if entry.fence != delivery.fence => Err(SettleError::Stale),
+            _ if entry.fence != delivery.fence && !hapax_core::mutant::is("stale-receipt-accepted") => {
+                Err(SettleError::Stale)
+            }
             Some(FailureCause::Retry | FailureCause::Expired | FailureCause::Rejected) => {
                 Err(SettleError::Dead)
             }

@@ -257,6 +257,12 @@ impl<S: Storage> Writer<S> {
         batch: &[SettleOp],
         reply: Reply<Vec<Result<Settled, SettleError>>>,
     ) {
+        // What is recorded here after the ledger was copied would be missing there.
+        if batch.iter().any(|settling| settling.claim.is_some())
+            && let Err(error) = self.engine.check_ledger()
+        {
+            return drop(reply.send(Err(error)));
+        }
         self.stats.operations += batch.len() as u64;
         let settled: Result<_, ReadError> =
             batch.iter().map(|settling| self.settle_one(now, queue, settling)).collect();

@@ -184,11 +184,33 @@ mod tests {
     }
 
     #[test]
-    fn each_finding_about_effects_has_its_evidence_and_a_change() {
-        let facts = StoreFacts { in_doubt: 2, ran_unprotected: 3, mismatches: 4, ..sound() };
-        let said: Vec<_> =
-            check_store(&facts).into_iter().map(|finding| (finding.message, finding.remedy)).collect();
+    fn each_finding_has_its_evidence_and_a_change() {
+        let status = StoreStatus {
+            stopped: Some("an I/O error".into()),
+            paused: Some("restored".into()),
+            warnings: vec!["3 messages were found damaged".into(), "it is paused: restored".into()],
+            ..StoreStatus::default()
+        };
+        let versions = Some(("1.0.0".into(), "1.0.1".into()));
+        let facts = StoreFacts { status, versions, in_doubt: 2, ran_unprotected: 3, mismatches: 4 };
+        let found = check_store(&facts);
+        let refused: Vec<_> = found.iter().map(Finding::is_refusal).collect();
+        assert_eq!(refused, [true, false, false, false, false, false, false]);
+        let said: Vec<_> = found.into_iter().map(|finding| (finding.message, finding.remedy)).collect();
         let expected = [
+            (
+                "the store has stopped: an I/O error",
+                "see to the cause, then start the server again: it recovers what was committed",
+            ),
+            ("the store hands out nothing: restored", "purge what must not be repeated, then `hapax resume`"),
+            (
+                "3 messages were found damaged",
+                "look at what it names; `hapax parked list` shows damaged messages",
+            ),
+            (
+                "this program is version 1.0.0, the server 1.0.1",
+                "use the same version for both, so that this report knows what the server knows",
+            ),
             ("2 keys are in doubt: whether their effects happened is not known", DOUBT_REMEDY),
             (
                 "3 requests ran without protection, because the ledger could not be reached (on_outage = open)",

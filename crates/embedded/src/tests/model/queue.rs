@@ -70,6 +70,8 @@ impl Queue {
         waiting.sort_by_key(|message| (u8::MAX - message.priority, message.place.max(message.requeue_order)));
         if !self.config.is_fifo() {
             waiting.retain(|message| message.at == ModelPlace::Ready);
+            let highest = waiting.first().map(|message| message.priority);
+            waiting.retain(|message| Some(message.priority) == highest);
             let total = self.count(ModelPlace::InFlight) as usize;
             let noisy = |message: &&&Message| {
                 let in_flight = self.in_flight(message.group);
