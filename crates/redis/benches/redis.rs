@@ -64,7 +64,9 @@ struct Bench {
 
 async fn connect(server: &RedisServer) -> MultiplexedConnection {
     let client = redis::Client::open(format!("redis://{}", server.address())).expect("a URL");
-    client.get_multiplexed_async_connection().await.expect("a connection")
+    // A sync of a disk that others use, too, takes longer than the half second that is the default.
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(20)));
+    client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection")
 }
 
 /// Calls per second during one turn.

@@ -73,6 +73,15 @@ pub(crate) fn lost(what: &str, access: Access, problem: &str) -> StoreError {
     }
 }
 
+/// What a caller is told who asked a question. It has no outcome that could be unknown: what it settles on its way, such as leases
+/// that are over, is done by any other call as well.
+pub(crate) fn question<T>(answer: Result<T, StoreError>) -> Result<T, StoreError> {
+    answer.map_err(|error| match error {
+        StoreError::OutcomeUnknown(told) => StoreError::Unavailable(told),
+        error => error,
+    })
+}
+
 /// A reply that none of our scripts gives.
 pub(crate) fn unexpected(what: &str) -> StoreError {
     StoreError::Damaged(format!("{what}: Redis sent a reply of an unexpected form"))
@@ -85,6 +94,16 @@ mod tests {
     fn of(text: &str) -> Remedy {
         let value = redis::parse_redis_value(format!("-{text}\r\n").as_bytes()).unwrap();
         remedy("claim", &value.extract_error().unwrap_err())
+    }
+
+    #[test]
+    fn only_a_change_has_an_unknown_outcome() {
+        assert!(matches!(lost("claim", Access::Write, "x"), StoreError::OutcomeUnknown(_)));
+        assert!(matches!(lost("stats", Access::Read, "x"), StoreError::Unavailable(_)));
+        let told = question(Err::<(), _>(StoreError::OutcomeUnknown("x".to_owned())));
+        assert_eq!(told, Err(StoreError::Unavailable("x".to_owned())));
+        let full = || Err::<(), _>(StoreError::Full("x".to_owned()));
+        assert_eq!(question(full()), full());
     }
 
     #[test]

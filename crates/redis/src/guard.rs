@@ -11,6 +11,7 @@ use hapax_core::{Examination, StoreError};
 
 use crate::OpenError;
 use crate::connect::{Durability, Options};
+use crate::layout;
 use crate::node::{Node, pipeline};
 use crate::run::{Runner, ask_all};
 use crate::topology::field;
@@ -39,6 +40,7 @@ pub const FINDING_CODES: &[(&str, Severity)] = &[
     refusal("redis-may-evict"),
     refusal("redis-durability"),
     refusal("redis-no-replica"),
+    refusal("redis-layout"),
     warning("redis-keys-evicted"),
     warning("redis-not-durable"),
     warning("redis-replica-behind"),
@@ -112,20 +114,28 @@ impl NodeFacts {
 
     /// Why the node cannot keep what the options promise.
     pub fn problem(&self, options: &Options, replicas: usize) -> Option<OpenError> {
-        let node = self.address.clone();
+        self.problems(options, replicas).into_iter().next()
+    }
+
+    fn problems(&self, options: &Options, replicas: usize) -> Vec<OpenError> {
+        let (node, mut found) = (|| self.address.clone(), Vec::new());
         if self.is_too_old() {
-            return Some(OpenError::TooOld { node, version: self.version.clone() });
+            found.push(OpenError::TooOld { node: node(), version: self.version.clone() });
         }
         if self.evicts() {
-            return Some(OpenError::MayEvict { node, policy: self.eviction.clone() });
+            found.push(OpenError::MayEvict { node: node(), policy: self.eviction.clone() });
         }
         match options.durability {
-            Durability::Local => self.not_on_disk().map(|found| OpenError::Durability { node, found }),
-            Durability::Replicated if options.replicas.is_none() && replicas == 0 => {
-                Some(OpenError::NoReplica { node })
+            Durability::Local => {
+                let problem = |found| OpenError::Durability { node: node(), found };
+                found.extend(self.not_on_disk().map(problem));
             }
-            _ => None,
+            Durability::Replicated if options.replicas.is_none() && replicas == 0 => {
+                found.push(OpenError::NoReplica { node: node() });
+            }
+            _ => {}
         }
+        found
     }
 
     /// The setting because of which an answer may come before its change is on the disk.
@@ -148,7 +158,7 @@ impl NodeFacts {
         let node = &self.address;
         let mut found = Vec::new();
         // An examination also asks for what a Cluster would allow: the replicas that are connected count.
-        if let Some(problem) = self.problem(options, self.replicas as usize) {
+        for problem in self.problems(options, self.replicas as usize) {
             found.push(finding(problem.code(), problem.to_string(), problem.remedy()));
         }
         if self.evicted_keys > 0 {
@@ -157,9 +167,15 @@ impl NodeFacts {
             found.push(finding("redis-keys-evicted", message, remedy));
         }
         if options.durability == Durability::Process {
-            let lost = if self.aof { "about a second" } else { "everything" };
-            let message =
-                format!("the level `process` was chosen: a crash of the machine of {node} loses {lost}");
+            let message = if self.aof {
+                format!(
+                    "the level `process` was chosen: a crash of the machine of {node} loses about a second"
+                )
+            } else {
+                format!(
+                    "the level `process` was chosen, and {node} has appendonly no: its end loses what no snapshot has"
+                )
+            };
             let remedy = "use hapax_durability=local with appendfsync always, or replicated, for keys that must have one effect";
             found.push(finding("redis-not-durable", message, remedy));
         }
@@ -190,6 +206,31 @@ fn finding(code: &'static str, message: String, remedy: &str) -> Finding {
     let known = FINDING_CODES.iter().find(|(known, _)| *known == code);
     let (code, severity) = known.copied().unwrap_or((code, Severity::Refusal));
     Finding { code: code.into(), severity, message, remedy: remedy.to_owned() }
+}
+
+/// Nodes that a finding names beside the first one.
+const NAMED_MAX: usize = 3;
+
+/// One finding for all nodes of which the same is true.
+fn merged(findings: Vec<(&NodeFacts, Finding)>) -> Vec<Finding> {
+    let mut all: Vec<(String, Finding, Vec<&str>)> = Vec::new();
+    for (node, finding) in findings {
+        let text = finding.message.replace(&node.address, "");
+        match all.iter_mut().find(|(known, first, _)| *known == text && first.code == finding.code) {
+            Some((_, _, others)) => others.push(&node.address),
+            None => all.push((text, finding, Vec::new())),
+        }
+    }
+    let told = |(_, mut finding, others): (String, Finding, Vec<&str>)| {
+        let named = others.iter().take(NAMED_MAX).copied().collect::<Vec<_>>().join(", ");
+        match others.len().saturating_sub(NAMED_MAX) {
+            0 if others.is_empty() => {}
+            0 => finding.message.extend(["; the same of ", &named]),
+            more => finding.message.extend(["; the same of ", &named, &format!(" and {more} more")]),
+        }
+        finding
+    };
+    all.into_iter().map(told).collect()
 }
 
 /// Watches the servers of a store.
@@ -266,7 +307,7 @@ impl Guard {
         self.runner.topology.refresh().await?;
         let all = self.facts().await?;
         let mut facts: BTreeMap<String, serde_json::Value> = BTreeMap::new();
-        let mut findings: Vec<Finding> = Vec::new();
+        let mut findings = Vec::new();
         facts.insert("durability".to_owned(), self.runner.options.durability.as_str().into());
         facts.insert("masters".to_owned(), all.len().into());
         facts.insert("replicas".to_owned(), all.iter().map(|node| node.replicas).sum::<u64>().into());
@@ -274,7 +315,11 @@ impl Guard {
         for node in &all {
             facts.entry("server_version".to_owned()).or_insert_with(|| node.version.clone().into());
             facts.entry("eviction".to_owned()).or_insert_with(|| node.eviction.clone().into());
-            findings.extend(node.findings(&self.runner.options));
+            findings.extend(node.findings(&self.runner.options).into_iter().map(|found| (node, found)));
+        }
+        let mut findings = merged(findings);
+        if let Some(problem) = layout::problem(&self.runner).await? {
+            findings.push(finding(problem.code(), problem.to_string(), problem.remedy()));
         }
         findings.sort_by_key(|finding| finding.severity);
         Ok(Examination { facts, findings })
@@ -359,6 +404,115 @@ mod tests {
         ] {
             assert_eq!(codes(&facts, durability), [code], "{facts:?}");
             assert!(FINDING_CODES.iter().any(|(known, _)| *known == code), "{code}");
+        }
+        // All that is to be mended is told at once.
+        let both = NodeFacts { aof: false, ..always("allkeys-lru") };
+        assert_eq!(codes(&both, Durability::Local), ["redis-may-evict", "redis-durability"]);
+        assert_eq!(
+            both.problem(&options(Durability::Local), 0).map(|problem| problem.code()),
+            Some("redis-may-evict")
+        );
+    }
+
+    #[test]
+    fn what_is_true_of_several_nodes_is_told_once() {
+        let nodes: Vec<NodeFacts> = ["a:1", "b:2", "c:3", "d:4", "e:5", "f:6"]
+            .map(|address| NodeFacts { address: address.to_owned(), aof: address == "b:2", ..healthy() })
+            .into();
+        let of = |node: &NodeFacts| node.findings(&options(Durability::Process));
+        let told =
+            merged(nodes.iter().flat_map(|node| of(node).into_iter().map(move |one| (node, one))).collect());
+        let told: Vec<&str> = told.iter().map(|finding| finding.message.as_str()).collect();
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(
+            told[0].contains("a:1 has appendonly no")
+                && told[0].ends_with("the same of c:3, d:4, e:5 and 1 more"),
+            "{told:?}"
+        );
+        assert!(told[1].contains("b:2") && told[1].ends_with("about a second"), "{told:?}");
+    }
+
+    /// One thing that is not right.
+    type Change = fn(&mut NodeFacts);
+
+    /// What is said about a server: what was found, and what to do.
+    #[rustfmt::skip]
+    const SAID: &[(&str, Durability, Change, &str, &str)] = &[
+        (
+            "redis-too-old", Durability::Local, |f| "6.2.14".clone_into(&mut f.version),
+            "a:1 has version 6.2.14", "use Redis 7.0 or later, or Valkey",
+        ),
+        (
+            "redis-may-evict", Durability::Local, |f| "allkeys-lfu".clone_into(&mut f.eviction),
+            "a:1 has maxmemory-policy allkeys-lfu: it may evict entries, and a forgotten outcome is a second effect",
+            "set maxmemory-policy noeviction",
+        ),
+        (
+            "redis-durability", Durability::Local, |f| f.appendfsync = Some("everysec".to_owned()),
+            "a:1 has appendfsync everysec, and the level `local` needs each change on the disk before it is answered",
+            "set appendonly yes, appendfsync always and no-appendfsync-on-rewrite no; or choose hapax_durability=replicated, or process if a loss is acceptable",
+        ),
+        (
+            "redis-no-replica", Durability::Replicated, |_| {},
+            "a:1 has no replica, and the level `replicated` needs one", "add a replica, or choose hapax_durability=local",
+        ),
+        (
+            "redis-keys-evicted", Durability::Local, |f| f.evicted_keys = 3,
+            "a:1 has evicted 3 keys since it was started",
+            "if they were keys of the store, effects may repeat: set maxmemory-policy noeviction and give it memory",
+        ),
+        (
+            "redis-not-durable", Durability::Process, |_| {},
+            "the level `process` was chosen: a crash of the machine of a:1 loses about a second",
+            "use hapax_durability=local with appendfsync always, or replicated, for keys that must have one effect",
+        ),
+        (
+            "redis-not-durable", Durability::Process, |f| f.aof = false,
+            "the level `process` was chosen, and a:1 has appendonly no: its end loses what no snapshot has",
+            "use hapax_durability=local with appendfsync always, or replicated, for keys that must have one effect",
+        ),
+        (
+            "redis-not-durable", Durability::Replicated, |f| (f.replicas, f.aof) = (1, false),
+            "a:1 has appendonly no: restarted before a replica takes its place, it is empty, and its replicas with it",
+            "set appendonly yes",
+        ),
+        (
+            "redis-replica-behind", Durability::Local, |f| f.replicas = 1,
+            "a:1 has replicas, and the level `local` does not wait for them",
+            "use hapax_durability=replicated; otherwise a failover forgets claims and outcomes, and fences may repeat",
+        ),
+        (
+            "redis-replica-behind", Durability::Replicated, |f| (f.replicas, f.min_replicas_to_write) = (1, Some(0)),
+            "a:1 has min-replicas-to-write 0: alone, it accepts what no replica has",
+            "set min-replicas-to-write 1: claims that cannot be confirmed are then refused and not left unknown",
+        ),
+    ];
+
+    #[test]
+    fn each_finding_has_its_evidence_a_change_and_its_severity() {
+        for (code, durability, change, message, remedy) in SAID {
+            let mut facts = healthy();
+            change(&mut facts);
+            let found = facts.findings(&options(*durability));
+            assert_eq!(found.len(), 1, "{found:?}");
+            let said = (&*found[0].code, found[0].message.as_str(), found[0].remedy.as_str());
+            assert_eq!(said, (*code, *message, *remedy));
+            let (_, severity) = FINDING_CODES.iter().find(|(known, _)| known == code).unwrap();
+            assert_eq!(found[0].severity, *severity, "{code}");
+        }
+        // The layout is that of the data, not of a server: `tests/layouts.rs` has it.
+        for (code, _) in FINDING_CODES.iter().filter(|(code, _)| *code != "redis-layout") {
+            assert!(SAID.iter().any(|said| said.0 == *code), "nothing is expected of {code}");
+        }
+    }
+
+    #[test]
+    fn a_version_is_compared_by_its_numbers() {
+        for (version, is_too_old) in
+            [("7.0.0", false), ("6.9.9", true), ("10.0.1", false), ("8.1", false), ("", true), ("7", false)]
+        {
+            let facts = NodeFacts { version: version.to_owned(), ..healthy() };
+            assert_eq!(facts.is_too_old(), is_too_old, "{version}");
         }
     }
 }

@@ -21,6 +21,7 @@ mod error;
 mod guard;
 mod hints;
 mod keys;
+mod layout;
 mod ledger;
 mod link;
 mod msgpack;
@@ -91,6 +92,14 @@ pub enum OpenError {
         /// The server.
         node: String,
     },
+    /// Another version of Hapax has written what is there, in a form that this one does not read.
+    #[error("the data in {node} has {found}, and this version of Hapax reads layout {}", layout::LAYOUT)]
+    Layout {
+        /// The server.
+        node: String,
+        /// The layout that it has.
+        found: String,
+    },
 }
 
 impl OpenError {
@@ -103,6 +112,7 @@ impl OpenError {
             Self::MayEvict { .. } => "redis-may-evict",
             Self::Durability { .. } => "redis-durability",
             Self::NoReplica { .. } => "redis-no-replica",
+            Self::Layout { .. } => "redis-layout",
         }
     }
 
@@ -117,6 +127,9 @@ impl OpenError {
                 "set appendonly yes, appendfsync always and no-appendfsync-on-rewrite no; or choose hapax_durability=replicated, or process if a loss is acceptable"
             }
             Self::NoReplica { .. } => "add a replica, or choose hapax_durability=local",
+            Self::Layout { .. } => {
+                "use the version of Hapax that has written it, with hapax copy to bring it to another store; or use another hapax_prefix"
+            }
         }
     }
 }
@@ -167,6 +180,9 @@ impl RedisStore {
         let runner = connect(url, &options).await?;
         let guard = Arc::new(Guard::new(runner.clone()));
         guard.check().await?;
+        if let Some(problem) = layout::problem(&runner).await? {
+            return Err(problem);
+        }
         for master in runner.topology.masters() {
             runner.load_scripts(&master, Boot::Opened).await?;
         }

@@ -6,6 +6,7 @@ use hapax_core::ledger::DOUBT_RETENTION_MS;
 use hapax_core::policy;
 use hapax_core::transfer::IMPORTED_MS_MIN;
 
+use crate::layout::LAYOUT;
 use crate::link::{Linked, link};
 
 /// A script. Its text stands in `scripts/`; its header lists KEYS and ARGV.
@@ -216,6 +217,7 @@ impl Loaded {
             ("@INTERVAL_MS_MAX@", policy::INTERVAL_MS_MAX),
             ("@IMPORTED_MS_MIN@", IMPORTED_MS_MIN),
             ("@REDRIVES_KEPT@", REDRIVES_KEPT),
+            ("@LAYOUT@", LAYOUT),
             // The places of two fields of a message in `queue/common.lua`.
             ("@MESSAGE_ID@", 1),
             ("@MESSAGE_NEEDS@", 27),

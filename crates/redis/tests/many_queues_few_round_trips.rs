@@ -5,8 +5,10 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{DURABLE, options, url};
-use hapax_core::{NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStats, QueueStore as _};
-use hapax_faults::RedisServer;
+use hapax_core::{
+    NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStats, QueueStore as _, StoreError,
+};
+use hapax_faults::{Action, FaultProxy, Match, Protocol, RedisServer};
 use hapax_redis::{Durability, Options, RedisStore};
 
 /// Asked for one by one, each would be a read of the server, or two. Together they are some ten for each hundred; the background
@@ -14,7 +16,11 @@ use hapax_redis::{Durability, Options, RedisStore};
 const QUEUES: u64 = 400;
 
 fn main() -> std::process::ExitCode {
-    common::main(tests![one_server_reads_few_requests, the_nodes_of_a_cluster_read_few_requests])
+    common::main(tests![
+        one_server_reads_few_requests,
+        the_nodes_of_a_cluster_read_few_requests,
+        an_outage_in_the_middle_of_many_queues_hides_none
+    ])
 }
 
 /// How often these servers have read from a connection. What is sent together is read in pieces of 16 KiB.
@@ -27,17 +33,23 @@ fn reads(servers: &[&RedisServer]) -> u64 {
     servers.iter().map(of).sum()
 }
 
-async fn few_requests(url: &str, options: Options, servers: &[&RedisServer]) {
-    let first = RedisStore::open(url, options.clone()).await.unwrap();
+/// Makes queues with zero to two messages that wait in each.
+async fn fill(store: &RedisStore) -> BTreeMap<QueueName, u64> {
     let mut expected: BTreeMap<QueueName, u64> = BTreeMap::new();
     for number in 0..QUEUES {
         let name = QueueName::new(format!("queue-{number}")).unwrap();
-        first.create_queue(&name, QueueConfig::sqs()).await.unwrap();
+        store.create_queue(&name, QueueConfig::sqs()).await.unwrap();
         let ready = number % 3;
         let messages = (0..ready).map(|_| NewMessage::new("a")).collect();
-        first.send(&name, messages).await.unwrap();
+        store.send(&name, messages).await.unwrap();
         expected.insert(name, ready);
     }
+    expected
+}
+
+async fn few_requests(url: &str, options: Options, servers: &[&RedisServer]) {
+    let first = RedisStore::open(url, options.clone()).await.unwrap();
+    let expected = fill(&first).await;
     first.close().await.unwrap();
 
     let store = RedisStore::open(url, options).await.unwrap();
@@ -64,4 +76,29 @@ async fn the_nodes_of_a_cluster_read_few_requests() {
     let options = Options { durability: Durability::Replicated, ..options() };
     let masters: Vec<&RedisServer> = cluster.nodes[..3].iter().collect();
     few_requests(&cluster.url(), options, &masters).await;
+}
+
+/// The connection breaks after this many of the 400 queues were counted, a hundred in each step, and no other can be made for a
+/// while.
+async fn an_outage_in_the_middle_of_many_queues_hides_none() {
+    let server = RedisServer::start(DURABLE).unwrap();
+    let proxy = FaultProxy::start(server.address().parse().unwrap(), Protocol::Redis).unwrap();
+    let store = RedisStore::open(&format!("redis://{}", proxy.address()), options()).await.unwrap();
+    let expected = fill(&store).await;
+    let names: Vec<QueueName> = expected.keys().cloned().collect();
+    for counted in [0, 50, 100, 150, 399] {
+        let cut = proxy.inject(Match::answer_to("EVALSHA"), Action::Cut).after(counted);
+        let broken = store.stats_of(&names).await;
+        cut.remove();
+        match broken {
+            Err(StoreError::Unavailable(_)) => {}
+            // The background work may have met the fault instead.
+            Ok(all) => assert!(all.iter().all(Option::is_some), "after {counted}"),
+            Err(error) => panic!("after {counted}: {error}"),
+        }
+        let all = common::patiently(|| store.stats_of(&names)).await;
+        let ready: Vec<u64> = all.iter().map(|stats| stats.unwrap().ready).collect();
+        assert_eq!(ready, expected.values().copied().collect::<Vec<_>>(), "after {counted}");
+    }
+    store.close().await.unwrap();
 }

@@ -6,9 +6,9 @@ mod common;
 use std::sync::Arc;
 
 use hapax_core::{
-    Browse, CopyState, DeadLetterPolicy, Fence, GroupId, ManualClock, NewMessage, OnDead, QueueAdmin as _,
-    QueueConfig, QueueName, QueueStore as _, Receive, RedriveRequest, RedriveState, Settle, Settled,
-    Settlement, TransferScope,
+    Browse, CopyState, DeadLetterPolicy, FailureCause, Fence, GroupId, ManualClock, NewMessage, OnDead,
+    QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive, RedriveRequest, RedriveState, Settle,
+    Settled, Settlement, TransferScope,
 };
 use hapax_redis::{Options, RedisStore};
 
@@ -21,13 +21,17 @@ fn main() -> std::process::ExitCode {
         a_redrive_is_finished_whatever_step_its_process_died_behind,
         a_death_without_its_target_is_parked_whatever_step_its_process_died_behind,
         moves_that_many_finish_at_the_same_time_arrive_once,
-        a_caller_that_was_slow_brings_nothing_again_while_an_older_move_is_open,
+        a_caller_that_was_slow_brings_nothing_again,
+        a_target_that_is_made_again_meanwhile_does_not_get_what_is_parked,
+        a_late_end_of_an_older_move_lets_a_younger_one_arrive_once,
+        what_dies_while_its_target_is_closed_to_be_copied_arrives,
         a_move_that_cannot_end_holds_up_no_other,
         a_move_is_finished_though_fences_are_ahead_of_the_clock,
         fences_grow_from_queue_to_queue_though_the_clock_was_set_back,
         a_message_that_returns_takes_no_place_of_another,
         a_redrive_fails_when_its_target_is_deleted_on_the_way,
         a_letter_that_returns_from_its_way_still_halts_its_group,
+        a_decision_is_told_though_its_process_died_before_it_told,
         ended_redrives_are_forgotten,
         a_group_that_continues_keeps_all_its_messages,
     ])
@@ -79,6 +83,18 @@ impl Shop {
         self.store.transfer().unwrap().set_copy(&scope, Some(from), "test").await.unwrap();
         self.reject_one().await;
         self.set_dead_letters(&self.dead).await;
+    }
+
+    /// Rejects the first message; returns when its move waits behind this step.
+    async fn reject_slowly(&self, step: u8) -> tokio::task::JoinHandle<Settled> {
+        self.store.hold_a_move_behind_step(step);
+        let (slow, jobs) = (self.store.clone(), self.jobs.clone());
+        let slow = tokio::spawn(async move { reject_first(&slow, &jobs).await });
+        while !self.store.is_a_move_held() {
+            assert!(!slow.is_finished());
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        slow
     }
 
     async fn set_dead_letters(&self, queue: &QueueName) {
@@ -147,6 +163,12 @@ async fn a_death_is_finished_whatever_step_its_process_died_behind() {
             taken += drained(&other, &shop.dead).await;
             assert_eq!(taken, 1, "step {step}, taken meanwhile: {takes}");
             assert_eq!((count(&other, &shop.jobs).await, count(&other, &shop.dead).await), (0, 0));
+            other.clock_moved().await.unwrap();
+            for left in ["moves", "moving", "bodies", "arrived", "decided"] {
+                let pattern = format!("{}:*:{left}", shop.options.prefix);
+                let keys = common::shared().cli(&["--scan", "--pattern", &pattern]).unwrap();
+                assert_eq!(keys, "", "step {step}: nothing is left of it");
+            }
         }
     }
 }
@@ -160,6 +182,11 @@ async fn a_redrive_is_finished_whatever_step_its_process_died_behind() {
         shop.store.quiet().await;
         let taken = drained(&shop.store, &shop.jobs).await;
         assert_eq!(taken, usize::from(step >= 2), "step {step}");
+        // All letters have left, and it ends when the last one has arrived.
+        shop.clock.advance_ms(2_000);
+        shop.store.clock_moved().await.unwrap_or_default();
+        let running = shop.store.redrives(&shop.dead).await.unwrap()[0].state == RedriveState::Running;
+        assert_eq!(running, step < 3, "step {step}");
         let other = shop.later().await;
         assert_eq!(taken + drained(&other, &shop.jobs).await, 1, "step {step}");
         assert_eq!(count(&other, &shop.dead).await, 0);
@@ -178,6 +205,8 @@ async fn a_death_without_its_target_is_parked_whatever_step_its_process_died_beh
         let other = shop.later().await;
         let stats = other.stats(&shop.jobs).await.unwrap();
         assert_eq!((stats.parked, stats.ready), (1, 0), "step {step}");
+        let page = other.browse(&shop.jobs, Browse { limit: 1, ..Browse::default() }).await.unwrap();
+        assert_eq!(page.items[0].parked, Some((FailureCause::Rejected, Some("bad".to_owned()))));
         // A queue of that name that is made later does not get it too.
         other.create_queue(&shop.dead, QueueConfig::sqs()).await.unwrap();
         shop.clock.advance_ms(LEFT_MS);
@@ -211,27 +240,87 @@ async fn moves_that_many_finish_at_the_same_time_arrive_once() {
     assert_eq!((count(&others[0], &shop.jobs).await, count(&others[0], &shop.dead).await), (0, 20));
 }
 
-async fn a_caller_that_was_slow_brings_nothing_again_while_an_older_move_is_open() {
+/// Its move was finished by another process, and is remembered as long as an older one is open; after that, a number tells that it
+/// has ended.
+async fn a_caller_that_was_slow_brings_nothing_again() {
+    for is_older_open in [true, false] {
+        let shop = Shop::open().await;
+        if is_older_open {
+            shop.reject_one_that_is_held_up().await;
+        }
+        shop.store.send(&shop.jobs, vec![NewMessage::new("job")]).await.unwrap();
+        let slow = shop.reject_slowly(1).await;
+        // Another process finishes the move, and the message is taken out of the target.
+        let other = RedisStore::open(&common::url(common::shared()), shop.options.clone()).await.unwrap();
+        shop.clock.advance_ms(LEFT_MS);
+        other.clock_moved().await.unwrap();
+        assert_eq!(drained(&other, &shop.dead).await, 1);
+        other.clock_moved().await.unwrap();
+        shop.store.end_moves_behind_step(0);
+        assert_eq!(slow.await.unwrap(), Settled::Dead);
+        // The one that is held up is on its way out of `jobs`.
+        let left = (count(&other, &shop.jobs).await, count(&other, &shop.dead).await);
+        assert_eq!(left, (u64::from(is_older_open), 0), "an older move is open: {is_older_open}");
+    }
+}
+
+/// One process has found no target and is about to park the message; another one comes to the same move after the target was
+/// made again. Both must decide alike.
+async fn a_target_that_is_made_again_meanwhile_does_not_get_what_is_parked() {
     let shop = Shop::open().await;
-    shop.reject_one_that_is_held_up().await;
     shop.store.send(&shop.jobs, vec![NewMessage::new("job")]).await.unwrap();
-    shop.store.hold_a_move_behind_step(1);
-    let (slow, jobs) = (shop.store.clone(), shop.jobs.clone());
-    let slow = tokio::spawn(async move { reject_first(&slow, &jobs).await });
+    shop.store.delete_queue(&shop.dead).await.unwrap();
+    let slow = shop.reject_slowly(2).await;
+    let other = RedisStore::open(&common::url(common::shared()), shop.options.clone()).await.unwrap();
+    other.create_queue(&shop.dead, QueueConfig::sqs()).await.unwrap();
+    other.end_moves_behind_step(2);
+    shop.clock.advance_ms(LEFT_MS);
+    other.clock_moved().await.unwrap_or_default();
+    shop.store.end_moves_behind_step(0);
+    assert_eq!(slow.await.unwrap(), Settled::Parked);
+    other.end_moves_behind_step(0);
+    other.clock_moved().await.unwrap();
+    assert_eq!((count(&other, &shop.jobs).await, count(&other, &shop.dead).await), (1, 0));
+}
+
+/// The end of the older move tells a smaller number than the younger one's, and comes after it.
+async fn a_late_end_of_an_older_move_lets_a_younger_one_arrive_once() {
+    let shop = Shop::open().await;
+    let open = async || RedisStore::open(&common::url(common::shared()), shop.options.clone()).await.unwrap();
+    shop.store.send(&shop.jobs, ["older", "younger"].map(NewMessage::new).to_vec()).await.unwrap();
+    let older = shop.reject_slowly(1).await;
+    let slow = Shop {
+        store: open().await,
+        clock: shop.clock.clone(),
+        options: shop.options.clone(),
+        jobs: shop.jobs.clone(),
+        dead: shop.dead.clone(),
+    };
+    let younger = slow.reject_slowly(1).await;
+    // The older one is ended in its source while the younger one is open, and stops there.
+    shop.store.hold_a_move_behind_step(3);
     while !shop.store.is_a_move_held() {
-        assert!(!slow.is_finished());
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    // Another process finishes the move, and the message is taken out of the target.
-    let other = RedisStore::open(&common::url(common::shared()), shop.options.clone()).await.unwrap();
+    let other = open().await;
     shop.clock.advance_ms(LEFT_MS);
     other.clock_moved().await.unwrap();
-    assert_eq!(drained(&other, &shop.dead).await, 1);
-    other.clock_moved().await.unwrap();
+    assert_eq!(drained(&other, &shop.dead).await, 2);
     shop.store.end_moves_behind_step(0);
-    assert_eq!(slow.await.unwrap(), Settled::Dead);
-    // The one that is held up is on its way out of `jobs`.
-    assert_eq!((count(&other, &shop.jobs).await, count(&other, &shop.dead).await), (1, 0));
+    assert_eq!(older.await.unwrap(), Settled::Dead);
+    slow.store.end_moves_behind_step(0);
+    assert_eq!(younger.await.unwrap(), Settled::Dead);
+    assert_eq!((count(&other, &shop.jobs).await, count(&other, &shop.dead).await), (0, 0));
+}
+
+/// The queues of a copy are closed one after the other, and all before the first is read.
+async fn what_dies_while_its_target_is_closed_to_be_copied_arrives() {
+    let shop = Shop::open().await;
+    let to = CopyState::To { store: "elsewhere".to_owned(), complete: false };
+    let scope = TransferScope::Queue(shop.dead.clone());
+    shop.store.transfer().unwrap().set_copy(&scope, Some(to), "test").await.unwrap();
+    assert_eq!(shop.reject_one().await, Settled::Dead);
+    assert_eq!((count(&shop.store, &shop.jobs).await, bodies(&shop.store, &shop.dead).await.len()), (0, 1));
 }
 
 async fn a_move_that_cannot_end_holds_up_no_other() {
@@ -276,7 +365,9 @@ async fn fences_grow_from_queue_to_queue_though_the_clock_was_set_back() {
     shop.store.end_moves_behind_step(1);
     let reject = Settle::new(first.receipt, Settlement::Reject { reason: "bad".to_owned() });
     shop.store.settle(&shop.jobs, vec![reject]).await.unwrap().remove(0).unwrap();
-    let other = shop.later().await;
+    shop.later().await;
+    // A third process has not seen the move.
+    let other = RedisStore::open(&common::url(common::shared()), shop.options.clone()).await.unwrap();
     let letter = other.receive(&shop.dead, Receive::up_to(1)).await.unwrap().remove(0);
     assert!(letter.fence > first.fence, "{:?} after {:?}", letter.fence, first.fence);
 }
@@ -322,8 +413,8 @@ async fn a_redrive_fails_when_its_target_is_deleted_on_the_way() {
     }
 }
 
-async fn a_letter_that_returns_from_its_way_still_halts_its_group() {
-    let shop = Shop::open().await;
+/// A FIFO queue whose group `g` is halted for a dead letter, the queue of that letter, and a third one.
+async fn halted(shop: &Shop) -> [QueueName; 3] {
     let [jobs, dead, target] = ["jobs.fifo", "dead.fifo", "other.fifo"].map(|name| name.parse().unwrap());
     shop.store.create_queue(&dead, QueueConfig::sqs_fifo()).await.unwrap();
     shop.store.create_queue(&target, QueueConfig::sqs_fifo()).await.unwrap();
@@ -334,7 +425,27 @@ async fn a_letter_that_returns_from_its_way_still_halts_its_group() {
     let message = NewMessage::new("job").group(group.clone()).dedup("d".parse().unwrap());
     shop.store.send(&jobs, vec![message]).await.unwrap();
     reject_first(&shop.store, &jobs).await;
-    assert_eq!(shop.store.halted_groups(&jobs).await.unwrap(), std::slice::from_ref(&group));
+    assert_eq!(shop.store.halted_groups(&jobs).await.unwrap(), [group]);
+    [jobs, dead, target]
+}
+
+async fn a_decision_is_told_though_its_process_died_before_it_told() {
+    let shop = Shop::open().await;
+    let [jobs, dead, target] = halted(&shop).await;
+    // The letter has arrived elsewhere, which decides about it, and the queue with the group does not know.
+    shop.store.end_moves_behind_step(3);
+    shop.store.start_redrive(redrive(&dead, Some(&target))).await.unwrap();
+    shop.store.quiet().await;
+    assert_eq!((count(&shop.store, &dead).await, count(&shop.store, &target).await), (0, 1));
+    assert_eq!(shop.store.halted_groups(&jobs).await.unwrap().len(), 1);
+    let other = shop.later().await;
+    assert_eq!(other.halted_groups(&jobs).await.unwrap(), []);
+}
+
+async fn a_letter_that_returns_from_its_way_still_halts_its_group() {
+    let shop = Shop::open().await;
+    let [jobs, dead, target] = halted(&shop).await;
+    let group = GroupId::new("g").unwrap();
     shop.store.end_moves_behind_step(1);
     shop.store.start_redrive(redrive(&dead, Some(&target))).await.unwrap();
     shop.store.quiet().await;

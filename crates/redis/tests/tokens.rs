@@ -6,16 +6,19 @@ use std::sync::Arc;
 
 use common::{ask, completed, granted, id, options, url};
 use hapax_core::{
-    ClaimError, Clock as _, EntryState, Fence, Ledger as _, ManualClock, NewMessage, QueueAdmin as _,
-    QueueConfig, QueueName, QueueStore as _, Receive, Renew, Token, TokenError,
+    ClaimError, ClaimRequest, Clock as _, EntryId, EntryState, Fence, Ledger as _, ManualClock, NewMessage,
+    QueueAdmin as _, QueueConfig, QueueName, QueueStore as _, Receive, Renew, Token, TokenError,
 };
-use hapax_redis::{Options, RedisStore};
+use hapax_faults::RedisServer;
+use hapax_redis::{Durability, Options, RedisStore};
 
 fn main() -> std::process::ExitCode {
     common::main(tests![
         a_fence_is_not_enough_to_end_or_renew_a_claim,
         a_scope_has_room_for_a_number_of_open_claims,
         fences_of_deliveries_grow_though_the_clock_was_set_back,
+        fences_grow_though_the_server_lost_its_data,
+        a_claim_that_is_repeated_for_its_delivery_adds_nothing_to_its_message,
     ])
 }
 
@@ -64,4 +67,45 @@ async fn fences_of_deliveries_grow_though_the_clock_was_set_back() {
             clock.set_wall_ms(clock.wall_ms() - 3_600_000);
         }
     }
+}
+
+/// As at `process` after a crash: what was paid with a token of before is still told apart.
+async fn fences_grow_though_the_server_lost_its_data() {
+    let server = RedisServer::start(&[]).unwrap();
+    let options = Options { durability: Durability::Process, ..options() };
+    let queue: QueueName = "jobs".parse().unwrap();
+    let mut last = Fence(0);
+    for round in 0..2 {
+        let store = RedisStore::open(&url(&server), options.clone()).await.unwrap();
+        let grant = granted(&store, ask("key", "ann")).await;
+        assert!(grant.fence > last, "round {round}: {} after {last}", grant.fence);
+        store.create_queue(&queue, QueueConfig::sqs()).await.unwrap();
+        store.send(&queue, vec![NewMessage::new("job")]).await.unwrap();
+        let got = store.receive(&queue, Receive::up_to(1)).await.unwrap().remove(0);
+        assert!(got.fence > last, "round {round}: {} after {last}", got.fence);
+        last = grant.fence.max(got.fence);
+        server.cli(&["FLUSHALL"]).unwrap();
+    }
+}
+
+async fn a_claim_that_is_repeated_for_its_delivery_adds_nothing_to_its_message() {
+    let options = options();
+    let store = RedisStore::open(&url(common::shared()), options.clone()).await.unwrap();
+    let queue: QueueName = "jobs".parse().unwrap();
+    store.create_queue(&queue, QueueConfig::sqs()).await.unwrap();
+    let sent = store.send(&queue, vec![NewMessage::new("job")]).await.unwrap().remove(0).unwrap();
+    let got = store.receive(&queue, Receive::up_to(1)).await.unwrap().remove(0);
+    let pattern = format!("{}:*:q:{queue}:m", options.prefix);
+    let key = common::shared().cli(&["--scan", "--pattern", &pattern]).unwrap();
+    let bytes = || common::shared().cli(&["HSTRLEN", &key, &format!("{:016}", sent.sequence)]).unwrap();
+    let claim = async || {
+        let entry = EntryId::of_queue(&queue, got.key.clone());
+        let request = ClaimRequest::new(entry, "ann".parse().unwrap(), 60_000);
+        let delivery = Some((queue.clone(), got.receipt.clone()));
+        granted(&store, ClaimRequest { delivery, ..request }).await;
+        bytes()
+    };
+    let (before, first) = (bytes(), claim().await);
+    assert_ne!(before, first, "it says which entry it needs");
+    assert_eq!(claim().await, first);
 }

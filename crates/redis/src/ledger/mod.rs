@@ -21,6 +21,7 @@ use redis::Value;
 
 use crate::RedisStore;
 use crate::connect::Durability;
+use crate::error::question;
 use crate::keys::{SHARDS, member, shard_of};
 use crate::queues::{Claims, POLL_MS_MIN, Queues};
 use crate::run::{Call, Runner};
@@ -293,13 +294,13 @@ impl Ledger for RedisStore {
 
     async fn entry(&self, id: &EntryId) -> Result<Option<EntryView>, StoreError> {
         self.base.begin()?;
-        self.base.ledger.entry(id).await
+        question(self.base.ledger.entry(id).await)
     }
 
     async fn entries(&self, filter: EntryFilter) -> Result<Page<EntryView>, StoreError> {
         validate::page(filter.limit)?;
         self.base.begin()?;
-        self.base.ledger.entries(&filter).await
+        question(self.base.ledger.entries(&filter).await)
     }
 
     async fn resolve(&self, id: &EntryId, resolution: Resolution, by: &str) -> Result<(), ResolveError> {

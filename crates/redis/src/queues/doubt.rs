@@ -93,16 +93,21 @@ impl Queues {
         Ok(())
     }
 
-    /// Does what callers have left.
+    /// Does what callers have left. What cannot be done does not hold up the rest; the first error is returned.
     pub(super) async fn resume_all_in(&self, shard: Shard) -> Result<(), StoreError> {
         let mut command = redis::cmd("HRANDFIELD");
         command.arg(self.runner.keys.resumed(shard)).arg(STEP_MAX);
         let members = self.runner.one(Call::read("resume", shard, command)).await?;
         let members: Vec<String> = redis::from_redis_value(members).map_err(|_| unexpected("resume"))?;
+        let mut resumed = Ok(());
         for member in members {
-            self.resume_parked(shard, &member).await?;
+            match self.resume_parked(shard, &member).await {
+                // It waits for a queue that is closed for a copy.
+                Ok(()) | Err(StoreError::Moved(_)) => {}
+                Err(error) => resumed = resumed.and(Err(error)),
+            }
         }
-        Ok(())
+        resumed
     }
 
     /// A message needs an entry in the shard of this queue (`need`), or no longer (`unneed`). There need not be such a queue.

@@ -15,6 +15,7 @@ use hapax_core::{
 
 use super::{POLL_MS_MAX, Queues};
 use crate::RedisStore;
+use crate::error::question;
 use crate::keys::{shard_of, shard_of_queue};
 
 impl RedisStore {
@@ -94,7 +95,7 @@ impl QueueAdmin for RedisStore {
     }
 
     async fn queue(&self, name: &QueueName) -> Result<QueueInfo, StoreError> {
-        Ok(self.queues_part()?.read_info(name).await?.0)
+        Ok(question(self.queues_part()?.read_info(name).await)?.0)
     }
 
     async fn set_queue(
@@ -124,15 +125,15 @@ impl QueueAdmin for RedisStore {
     }
 
     async fn queues(&self) -> Result<Vec<QueueInfo>, StoreError> {
-        self.queues_part()?.infos().await
+        question(self.queues_part()?.infos().await)
     }
 
     async fn stats(&self, name: &QueueName) -> Result<QueueStats, StoreError> {
-        self.queues_part()?.stats(name).await
+        question(self.queues_part()?.stats(name).await)
     }
 
     async fn stats_of(&self, names: &[QueueName]) -> Result<Vec<Option<QueueStats>>, StoreError> {
-        self.queues_part()?.stats_of(names).await
+        question(self.queues_part()?.stats_of(names).await)
     }
 
     async fn purge_with_interval(&self, name: &QueueName, interval_ms: u64) -> Result<u64, AdminError> {
@@ -140,7 +141,7 @@ impl QueueAdmin for RedisStore {
     }
 
     async fn browse(&self, name: &QueueName, browse: Browse) -> Result<Page<MessageView>, StoreError> {
-        self.queues_part()?.browse(name, &browse).await
+        question(self.queues_part()?.browse(name, &browse).await)
     }
 
     async fn discard(
@@ -161,7 +162,7 @@ impl QueueAdmin for RedisStore {
     }
 
     async fn halted_groups(&self, name: &QueueName) -> Result<Vec<GroupId>, StoreError> {
-        self.queues_part()?.halted(name).await
+        question(self.queues_part()?.halted(name).await)
     }
 
     async fn start_redrive(&self, request: RedriveRequest) -> Result<RedriveTask, AdminError> {
@@ -169,7 +170,7 @@ impl QueueAdmin for RedisStore {
     }
 
     async fn redrives(&self, from: &QueueName) -> Result<Vec<RedriveTask>, StoreError> {
-        self.queues_part()?.redrives(from).await
+        question(self.queues_part()?.redrives(from).await)
     }
 
     async fn cancel_redrive(&self, id: u64) -> Result<RedriveTask, AdminError> {
@@ -180,7 +181,7 @@ impl QueueAdmin for RedisStore {
         // An error says that Redis cannot be reached.
         self.base.runner.topology.refresh().await?;
         let warnings = self.base.runner.refusal().map(|error| error.to_string()).into_iter().collect();
-        let (messages, bytes) = self.base.queues.sums().await?;
+        let (messages, bytes) = question(self.base.queues.sums().await)?;
         Ok(StoreStatus { stopped: self.base.stopped(), warnings, messages, bytes, ..StoreStatus::default() })
     }
 

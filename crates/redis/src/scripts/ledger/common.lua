@@ -3,6 +3,7 @@
 local function next_fence()
   local fence = math.max(last_fence + 1, now_us)
   redis.call('HSET', META, 'fence', fence)
+  if last_fence == 0 then redis.call('HSET', META, 'layout', @LAYOUT@) end
   return fence
 end
 

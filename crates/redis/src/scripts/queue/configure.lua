@@ -28,6 +28,7 @@ if how == 'create' then
   if deleted > 0 and deleted + interval > now then return told('too-soon', deleted + interval - now) end
   redis.call('ZREMRANGEBYSCORE', DELETED, '-inf', now - @INTERVAL_MS_MAX@)
   redis.call('ZADD', QUEUES, 0, C[S.name])
+  redis.call('HSET', META, 'layout', @LAYOUT@)
   write(now)
   return told('created')
 end
