@@ -286,9 +286,10 @@ impl Pool {
         // Behind a pooler every transaction does so.
         if self.inner.has_schema.load(Ordering::Relaxed) && !self.inner.pooler {
             sqlx::query("SELECT hapax.raise_fence()").execute(&mut connection).await?;
-            // A claim must not be lost after it was granted.
-            let sql = "SELECT set_config('synchronous_commit', 'on', false)
-                       WHERE current_setting('synchronous_commit') = 'off'";
+            // A claim must not be lost after it was granted. Set in any case: a session that has not set it follows a later change
+            // of the server's configuration.
+            let sql = "SELECT set_config('synchronous_commit',
+                         coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), false)";
             sqlx::query(sql).execute(&mut connection).await?;
             if self.inner.own {
                 sqlx::query(PLANS).execute(&mut connection).await?;

@@ -116,7 +116,7 @@ async fn the_secret_stays_when_a_store_is_opened_again(server: &'static Server) 
 }
 
 async fn a_server_that_is_not_there_is_unavailable_at_once(_: &'static Server) {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let [port] = hapax_faults::free_ports();
     let refused =
         PostgresStore::open(&format!("postgres://127.0.0.1:{port}/x"), Options::default()).await.err();
     let Some(OpenError::Store(StoreError::Unavailable(why))) = refused else { panic!("{refused:?}") };

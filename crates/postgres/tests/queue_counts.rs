@@ -19,6 +19,7 @@ fn main() -> std::process::ExitCode {
     common::main(tests![
         a_lease_that_has_ended_is_not_counted,
         a_count_during_which_the_process_stood_still_is_not_used_again,
+        a_quota_refuses_nothing_because_a_process_stood_still,
         no_more_than_the_limit_are_in_flight,
         groups_without_messages_are_removed,
         a_quota_is_counted_only_when_the_queue_may_be_full,
@@ -89,6 +90,44 @@ async fn a_count_during_which_the_process_stood_still_is_not_used_again(server: 
         });
     });
     alone.join().unwrap();
+}
+
+/// The next count of a queue that may be full waits for longer the longer the last one took. The row that says so is read by all
+/// processes: one that stood still would close the queue for all of them.
+async fn a_quota_refuses_nothing_because_a_process_stood_still(server: &'static Server) {
+    const STOOD_STILL: Duration = Duration::from_secs(1);
+    let database = Database::migrated(server).await;
+    let (store, jobs) = (database.open().await, QueueName::new("jobs").unwrap());
+    store.create_queue(&jobs, quota(2)).await.unwrap();
+    let (url, name) = (database.url(), jobs.clone());
+    let alone = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let limit = Duration::from_mins(1);
+            let options = Options { connect_timeout: limit, operation_timeout: limit, ..Options::default() };
+            let store = PostgresStore::open(&url, options).await.unwrap();
+            let standing_still = async {
+                loop {
+                    std::thread::sleep(STOOD_STILL);
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::select! {
+                filled = fill(&store, &name, 2) => assert_eq!(filled, (2, None)),
+                () = standing_still => {}
+            }
+        });
+    });
+    tokio::task::spawn_blocking(|| alone.join().unwrap()).await.unwrap();
+    let held = receive(&store, &jobs).await.unwrap();
+    let acks = held.iter().map(|one| Settle::ack(one.receipt.clone())).collect();
+    assert_eq!(store.settle(&jobs, acks).await.unwrap().len(), 2);
+    let start = Instant::now();
+    while fill(&store, &jobs, 1).await != (1, None) {
+        // If the database itself was slow, for twenty times as long.
+        assert!(start.elapsed() < 10 * STOOD_STILL, "the queue is empty, and a send is refused");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// Leases but for one of the limit are made by hand; each process then counts what all have leased.

@@ -48,7 +48,7 @@ impl Horizon {
             // The database was restored.
             *bucket = Bucket::default();
         }
-        if writers.is_empty() {
+        if writers.is_empty() || hapax_core::mutant::is("relay-skips-gap") {
             bucket.samples.clear();
             bucket.horizon = bucket.horizon.max(last);
             return bucket.horizon;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hapax_core::{
     AdminError, GroupId, MessageId, QueueConfig, QueueInfo, QueueName, QueuePause, Revision, StoreError,
@@ -10,6 +9,7 @@ use hapax_core::{
 };
 use sqlx::{PgConnection, Row as _};
 
+use super::counted::{TOOK, took};
 use super::row::{Table, id_of};
 use super::write::{self, GroupOf, seqs_of, unhalt};
 use super::{Inner, Queue, catalogue, lock};
@@ -366,16 +366,13 @@ impl Inner {
                 let of =
                     |table: Table| format!("SELECT count(*) AS c, sum(bytes) AS b FROM {}", table.name());
                 let sql = format!(
-                    "SELECT sum(c)::bigint AS messages, coalesce(sum(b), 0)::bigint AS bytes, \
-                     (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint AS took_us \
-                     FROM ({}) x",
+                    "SELECT sum(c)::bigint AS messages, coalesce(sum(b), 0)::bigint AS bytes, {TOOK} FROM ({}) x",
                     Table::ALL.map(of).join(" UNION ALL ")
                 );
                 let row = sqlx::query(&sql).fetch_one(db).await?;
                 let number = |name: &str| row.try_get::<i64, _>(name).map(|n| n as u64);
                 let (messages, bytes) = (number("messages")?, number("bytes")?);
-                let took = Duration::from_micros(u64::try_from(row.try_get::<i64, _>("took_us")?).unwrap_or(0));
-                Ok((StoreStatus { messages, bytes, ..StoreStatus::default() }, took))
+                Ok((StoreStatus { messages, bytes, ..StoreStatus::default() }, took(&row)?))
             })
         });
         let (status, took) = read.await?;

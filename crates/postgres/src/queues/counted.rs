@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use hapax_core::{QueueStats, StoreStatus};
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
 
 /// A count that took less is not used again.
 const SLOW: Duration = Duration::from_millis(100);
@@ -14,6 +16,20 @@ const SLOW: Duration = Duration::from_millis(100);
 const TIMES: u32 = 20;
 /// A statement ends earlier. A clock that was set ahead meanwhile tells another time.
 const SLOW_MAX: Duration = Duration::from_mins(1);
+
+/// How long a count is used that took this long.
+pub(super) fn used_for(took: Duration) -> Duration {
+    if took < SLOW { Duration::ZERO } else { took.min(SLOW_MAX) * TIMES }
+}
+
+/// A column of a statement that counts, for [`took`]: how long it took until here, in microseconds.
+pub(super) const TOOK: &str =
+    "(extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint AS took_us";
+
+/// How long a statement took.
+pub(super) fn took(row: &PgRow) -> Result<Duration, sqlx::Error> {
+    Ok(Duration::from_micros(u64::try_from(row.try_get::<i64, _>("took_us")?).unwrap_or(0)))
+}
 
 /// A slow count.
 #[derive(Debug, Clone)]
@@ -24,7 +40,8 @@ struct Slow<T> {
 
 impl<T: Clone> Slow<T> {
     fn new(found: T, took: Duration) -> Option<Self> {
-        (took >= SLOW).then(|| Self { found, until: Instant::now() + took.min(SLOW_MAX) * TIMES })
+        let time = used_for(took);
+        (!time.is_zero()).then(|| Self { found, until: Instant::now() + time })
     }
 
     fn get(&self) -> Option<T> {

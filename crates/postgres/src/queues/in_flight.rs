@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use hapax_core::StoreError;
 use hapax_core::policy::IN_FLIGHT_MAX;
+use sqlx::Row as _;
 
+use super::counted::{TOOK, took, used_for};
 use super::{Inner, Queue, lock};
 use crate::error::Access;
 
-/// The longest use of a count: other processes deliver too.
+/// The longest use of a count that was not slow: other processes deliver too.
 const KNOWN_MAX: Duration = Duration::from_secs(5);
-/// A count is used for at least this many times as long as it took.
-const COST_MAX: u32 = 50;
 /// A process delivers this part of the room that it has counted, then it counts again. So as many processes do not exceed
 /// the limit together.
 const PART: u64 = 8;
@@ -41,18 +41,21 @@ impl Inner {
         if known.is_some_and(|room| room >= asked) {
             return Ok(asked);
         }
-        let (id, start) = (queue.id, Instant::now());
+        let id = queue.id;
         let count = self.base.pool.run_here("count leases", Access::Read, move |db| {
             Box::pin(async move {
                 // Behind the time, so that leases which have ended long ago, and are only not vacuumed, are not walked over.
-                let sql = "SELECT count(*) FROM (SELECT 1 FROM hapax.q_claim WHERE queue_id = $1 \
-                           AND until_ms > (SELECT hapax.now_ms()) LIMIT $2) x";
-                let count = sqlx::query_scalar::<_, i64>(sql).bind(id).bind(IN_FLIGHT_MAX as i64);
-                Ok(count.fetch_one(db).await? as u64)
+                let sql = format!(
+                    "SELECT count(*), {TOOK} FROM (SELECT 1 FROM hapax.q_claim WHERE queue_id = $1 \
+                     AND until_ms > (SELECT hapax.now_ms()) LIMIT $2) x"
+                );
+                let count = sqlx::query(&sql).bind(id).bind(IN_FLIGHT_MAX as i64);
+                let row = count.fetch_one(db).await?;
+                Ok((row.try_get::<i64, _>(0)? as u64, took(&row)?))
             })
         });
-        let in_flight = count.await?;
-        let until = Instant::now() + KNOWN_MAX.max(start.elapsed() * COST_MAX);
+        let (in_flight, took) = count.await?;
+        let until = Instant::now() + KNOWN_MAX.max(used_for(took));
         lock(&self.in_flight).insert(queue.id, Counted { in_flight, delivered: 0, until });
         Ok(IN_FLIGHT_MAX.saturating_sub(in_flight).min(asked))
     }

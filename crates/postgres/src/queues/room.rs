@@ -4,21 +4,18 @@
 //!
 //! Sends to such a queue, and whatever else brings messages into it, wait for each other: they lock the queue's row.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hapax_core::{Quota, SendError};
 use sqlx::{PgConnection, Row as _};
 
 use super::Queue;
+use super::counted::{TOOK, took, used_for};
 use super::row::Table;
 use crate::error::Failure;
 
 /// A bound is used for this long.
 const BOUND_MS_MAX: i64 = 60_000;
-/// A count that took longer is used again for [`TIMES`] as long as it took, also if it leaves no room: the sends that are
-/// refused are repeated by their callers, and counting must not be all that the database does.
-const SLOW: Duration = Duration::from_millis(100);
-const TIMES: u32 = 20;
 
 /// Messages and bytes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -85,15 +82,19 @@ impl Room {
     async fn count(&mut self, db: &mut PgConnection, now_ms: i64) -> Result<(), Failure> {
         let of = |table: Table| format!("SELECT bytes FROM {} WHERE queue_id = $1", table.name());
         let sql = format!(
-            "SELECT count(*), coalesce(sum(bytes), 0)::bigint FROM ({}) AS x",
+            "SELECT count(*), coalesce(sum(bytes), 0)::bigint, {TOOK} FROM ({}) AS x",
             Table::ALL.map(of).join(" UNION ALL ")
         );
-        let start = Instant::now();
         let row = sqlx::query(&sql).bind(self.queue_id).fetch_one(db).await?;
-        let took = start.elapsed();
         let (messages, bytes): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
         self.used = Size { messages: messages as u64, bytes: bytes as u64 };
-        let pause = if took < SLOW { Duration::ZERO } else { took * (TIMES + 1) };
+        // A slow count is used also if it leaves no room: the sends that are refused are repeated by their callers, and
+        // counting must not be all that the database does. `now_ms` is the time before it.
+        let took = took(&row)?;
+        let pause = match used_for(took) {
+            Duration::ZERO => Duration::ZERO,
+            time => took + time,
+        };
         (self.counted_ms, self.again_ms, self.changed) = (now_ms, now_ms + pause.as_millis() as i64, true);
         Ok(())
     }

@@ -8,6 +8,7 @@ use hapax_core::{QueueName, QueueStats, StoreError};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
+use super::counted::took;
 use super::{Inner, Queue, catalogue, lock};
 use crate::error::{Access, Failure};
 
@@ -58,9 +59,7 @@ impl Counted {
                 ..QueueStats::default()
             }
         });
-        let took_us: i64 = row.try_get("took_us")?;
-        let took = Duration::from_micros(u64::try_from(took_us).unwrap_or(0));
-        Ok(Self { queue: Queue::read(row)?, due: row.try_get("due")?, stats, took })
+        Ok(Self { queue: Queue::read(row)?, due: row.try_get("due")?, stats, took: took(row)? })
     }
 }
 
