@@ -70,6 +70,7 @@ impl Failure {
 fn lost_response_error(why: String, effect: Effect) -> StoreError {
     match effect {
         Effect::None => StoreError::Unavailable(why),
+        Effect::Change if hapax_core::mutant::is("unknown-send-failed") => StoreError::Unavailable(why),
         Effect::Change => StoreError::OutcomeUnknown(why),
     }
 }

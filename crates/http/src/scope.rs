@@ -192,7 +192,11 @@ fn hex_128(hasher: &blake3::Hasher) -> String {
 
 /// The scope of a request's key: service, caller, method and route.
 pub(crate) fn scope(service: &str, tenant: &Tenant, route: &str, parts: &Parts) -> Result<Scope, String> {
-    let tenant = tenant.identify(parts)?;
+    let tenant = if hapax_core::mutant::is("answer-of-another-tenant") {
+        "shared".to_owned()
+    } else {
+        tenant.identify(parts)?
+    };
     let method = &parts.method;
     let readable = Scope::new(format!("http/{service}/{tenant}/{method} {route}"));
     Ok(readable.unwrap_or_else(|_| {

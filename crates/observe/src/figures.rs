@@ -1,5 +1,7 @@
 //! What this process has seen of one queue: counters since it started, and a window of the latest minutes for advice.
 
+use std::net::SocketAddr;
+
 use foldhash::HashMap;
 use hapax_core::policy::tier::{CommonError, ObservedQueue};
 
@@ -82,9 +84,19 @@ pub(crate) struct QueueFigures {
     pub figures: DeliveryFigures,
     held: Histogram,
     minutes: [Minute; MINUTES],
-    /// When each consumer was first and last heard of.
-    consumers: HashMap<String, (u64, u64)>,
+    consumers: HashMap<String, Consumer>,
     first_ms: Option<u64>,
+}
+
+/// A consumer of a queue, by its name.
+#[derive(Debug)]
+struct Consumer {
+    /// When it was first and last heard of.
+    first_ms: u64,
+    last_ms: u64,
+    /// It is taken for a consumer. A connection that nobody named is one once it has received twice: a client that makes one for each
+    /// call would be a new consumer with each.
+    counts: bool,
 }
 
 impl QueueFigures {
@@ -98,22 +110,40 @@ impl QueueFigures {
         minute
     }
 
+    /// A consumer asks for messages.
+    pub fn asked(&mut self, now_ms: u64, consumer: &str) {
+        let Some(known) = self.consumers.get_mut(consumer) else { return self.heard(now_ms, consumer) };
+        known.last_ms = now_ms;
+        if !known.counts {
+            known.counts = true;
+            self.started(now_ms);
+        }
+    }
+
+    fn started(&mut self, now_ms: u64) {
+        self.figures.consumers_started += 1;
+        self.minute(now_ms).started += 1;
+    }
+
     /// A consumer is heard of.
     pub fn heard(&mut self, now_ms: u64, consumer: &str) {
-        if let Some((_, last_ms)) = self.consumers.get_mut(consumer) {
-            *last_ms = now_ms;
+        if let Some(known) = self.consumers.get_mut(consumer) {
+            known.last_ms = now_ms;
             return;
         }
         if self.consumers.len() >= NAMES_MAX {
-            self.consumers.retain(|_, (_, last_ms)| now_ms.saturating_sub(*last_ms) < WINDOW_MS);
+            let kept_ms = |known: &Consumer| if known.counts { WINDOW_MS } else { MINUTE_MS };
+            self.consumers.retain(|_, known| now_ms.saturating_sub(known.last_ms) < kept_ms(known));
         }
         // Of further ones it is not known whether they are new.
         if self.consumers.len() >= NAMES_MAX {
             return;
         }
-        self.consumers.insert(consumer.to_owned(), (now_ms, now_ms));
-        self.figures.consumers_started += 1;
-        self.minute(now_ms).started += 1;
+        let counts = consumer.parse::<SocketAddr>().is_err();
+        self.consumers.insert(consumer.to_owned(), Consumer { first_ms: now_ms, last_ms: now_ms, counts });
+        if counts {
+            self.started(now_ms);
+        }
     }
 
     pub fn delivered(&mut self, now_ms: u64, lease_ms: u64, group: Option<&str>) {
@@ -129,9 +159,9 @@ impl QueueFigures {
     pub fn expired(&mut self, now_ms: u64, delivered_ms: u64, consumer: Option<&str>) {
         self.figures.repeated_after_expiry += 1;
         self.minute(now_ms).expired += 1;
-        let silent = |(_, last_ms): &(u64, u64)| *last_ms <= delivered_ms;
+        let silent = |known: &Consumer| known.counts && known.last_ms <= delivered_ms;
         let gone = consumer.and_then(|name| self.consumers.get(name)).is_some_and(silent);
-        let joined = |(first_ms, _): &(u64, u64)| now_ms.saturating_sub(*first_ms) < MINUTE_MS;
+        let joined = |known: &Consumer| known.counts && now_ms.saturating_sub(known.first_ms) < MINUTE_MS;
         // The first consumers of a process are no scaling.
         let young = self.first_ms.is_none_or(|first_ms| now_ms.saturating_sub(first_ms) < MINUTE_MS);
         if gone || !young && self.consumers.values().any(joined) {
@@ -217,11 +247,12 @@ impl QueueFigures {
             }
         }
         let silent_ms = (3 * lease_ms).max(MINUTE_MS / 2);
-        let stopped = |(_, last_ms): &&(u64, u64)| {
-            let silence_ms = now_ms.saturating_sub(*last_ms);
+        let stopped = |known: &&Consumer| {
+            let silence_ms = now_ms.saturating_sub(known.last_ms);
             silence_ms > silent_ms && silence_ms < WINDOW_MS
         };
-        seen.consumers_stopped = self.consumers.values().filter(stopped).count() as u64;
+        seen.consumers_stopped =
+            self.consumers.values().filter(|known| known.counts).filter(stopped).count() as u64;
         // Without its own start the first consumer is no change.
         seen.consumers_started = seen.consumers_started.saturating_sub(1);
         seen.dead_error = most(&errors).map(|(error, count)| CommonError { error: error.to_owned(), count });
@@ -346,6 +377,86 @@ mod tests {
             (0..NAMES_MAX + 200).for_each(|number| queue.heard(now_ms, &number.to_string()));
         }
         assert_eq!(queue.figures.consumers_started, NAMES_MAX as u64);
+    }
+
+    #[test]
+    fn minutes_of_the_window_are_added_up_and_the_latest_lease_counts() {
+        let mut queue = QueueFigures::default();
+        for (minute, times) in [(0, 3), (1, 2)] {
+            for _ in 0..times {
+                queue.delivered(minute * MINUTE_MS, 1_000 + minute, Some("g"));
+                queue.died(minute * MINUTE_MS, Some("no"));
+            }
+        }
+        queue.held(MINUTE_MS, 10, false);
+        queue.held(MINUTE_MS, 10, false);
+        queue.held(MINUTE_MS, 5_000, true);
+        queue.figures.replayed = 7;
+        let seen = queue.window(MINUTE_MS);
+        assert_eq!(seen.dead_error.clone().unwrap().count, 5, "{seen:?}");
+        assert_eq!((seen.hot_group_delivered, seen.delivered, seen.lease_ms), (5, 5, 1_001), "{seen:?}");
+        assert_eq!((seen.settled, seen.overran, seen.replayed), (3, 1, 7), "{seen:?}");
+        assert!(seen.held_p50_ms < Some(20) && seen.held_p99_ms >= Some(5_000), "{seen:?}");
+
+        queue.policy_changed();
+        queue.delivered(2 * MINUTE_MS, 1_000, None);
+        let seen = queue.window(2 * MINUTE_MS + 5_000);
+        assert_eq!((seen.window_ms, seen.delivered, seen.dead, seen.settled), (5_000, 1, 0, 0), "{seen:?}");
+        assert_eq!((seen.held_p50_ms, seen.held_p99_ms, seen.held_count), (None, None, 0), "{seen:?}");
+    }
+
+    #[test]
+    fn a_consumer_has_stopped_after_three_leases_and_half_a_minute_for_as_long_as_the_window() {
+        let stopped = |lease_ms: u64, silence_ms: u64| {
+            let mut queue = QueueFigures::default();
+            queue.asked(0, "pod");
+            queue.delivered(0, lease_ms, None);
+            queue.window(silence_ms).consumers_stopped
+        };
+        assert_eq!((stopped(1_000, 30_000), stopped(1_000, 30_001)), (0, 1));
+        assert_eq!((stopped(20_000, 60_000), stopped(20_000, 60_001)), (0, 1));
+        assert_eq!((stopped(1_000, WINDOW_MS - 1), stopped(1_000, WINDOW_MS)), (1, 0));
+    }
+
+    #[test]
+    fn leases_run_out_near_scaling_if_their_consumer_is_gone_or_another_has_just_come() {
+        let near = |first_ms: u64, joined_ms: u64, heard_ms: u64| {
+            let mut queue = QueueFigures::default();
+            queue.asked(first_ms, "pod-1");
+            queue.delivered(200_000, 1_000, None);
+            queue.asked(joined_ms, "pod-2");
+            queue.asked(heard_ms, "pod-1");
+            queue.expired(202_000, 200_000, Some("pod-1"));
+            queue.figures.expired_near_scaling
+        };
+        assert_eq!(near(0, 0, 201_000), 0, "both are old and there");
+        assert_eq!(near(0, 0, 200_000), 1, "its consumer is gone");
+        assert_eq!(near(0, 190_000, 201_000), 1, "another has come");
+        assert_eq!(near(190_000, 190_000, 201_000), 0, "the first consumers are no scaling");
+    }
+
+    #[test]
+    fn a_connection_for_each_call_is_no_new_consumer() {
+        let mut queue = QueueFigures::default();
+        for port in 1_000..1_100_u64 {
+            let name = format!("10.0.0.7:{port}");
+            let now_ms = port * 1_000;
+            queue.asked(now_ms, &name);
+            queue.delivered(now_ms, 500, None);
+            queue.expired(now_ms + 600, now_ms, Some(&name));
+        }
+        let seen = queue.window(1_200_000);
+        assert_eq!((seen.consumers_started, seen.consumers_stopped, seen.expired), (0, 0, 100), "{seen:?}");
+        assert_eq!((queue.figures.consumers_started, queue.figures.expired_near_scaling), (0, 0));
+        // Connections that are used again are consumers, and so is what has a name.
+        for name in ["10.0.0.7:2000", "[::1]:2000"] {
+            for now_ms in [1_200_000, 1_200_100, 1_200_200] {
+                queue.asked(now_ms, name);
+            }
+        }
+        queue.asked(1_200_000, "pod-1");
+        assert_eq!(queue.window(1_200_300).consumers_started, 2, "three, but for the first");
+        assert_eq!(queue.window(1_300_000).consumers_stopped, 3);
     }
 
     #[test]

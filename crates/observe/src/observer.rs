@@ -269,7 +269,7 @@ impl Observer {
     pub(crate) fn heard(&self, queue: &QueueName, consumer: Option<&str>) {
         if let Some(consumer) = consumer {
             let now_ms = self.now_ms();
-            self.state().queue(queue).heard(now_ms, consumer);
+            self.state().queue(queue).asked(now_ms, consumer);
         }
     }
 

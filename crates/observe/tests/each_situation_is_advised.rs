@@ -42,6 +42,7 @@ const SITUATIONS: &[(&str, &str)] = &[
     ("disk-nearly-full", "cli/tests/each_trouble_of_a_store_is_advised.rs"),
     ("clock-behind", "cli/tests/doctor_says_what_cannot_hold.rs"),
     ("many-in-doubt", "embedded/tests/ledger_doubt_is_bounded.rs"),
+    ("database-too-old", "cli/tests/doctor_examines_the_database.rs"),
     ("fsync-off", "cli/tests/doctor_examines_the_database.rs"),
     ("table-unlogged", "cli/tests/doctor_examines_the_database.rs"),
     ("privilege-missing", "cli/tests/doctor_examines_the_database.rs"),
@@ -50,9 +51,11 @@ const SITUATIONS: &[(&str, &str)] = &[
     ("dead-rows", "cli/tests/doctor_examines_the_database.rs"),
     ("database-clock-differs", "cli/tests/doctor_examines_the_database.rs"),
     ("pooler-without-listen", "cli/tests/doctor_examines_the_database.rs"),
+    ("redis-too-old", "cli/tests/servers_share_redis.rs"),
     ("redis-may-evict", "cli/tests/servers_share_redis.rs"),
     ("redis-durability", "cli/tests/servers_share_redis.rs"),
     ("redis-no-replica", "redis/tests/redis_outages.rs"),
+    ("redis-layout", "redis/tests/layouts.rs"),
     ("redis-keys-evicted", "cli/tests/servers_share_redis.rs"),
     ("redis-not-durable", "cli/tests/servers_share_redis.rs"),
     ("redis-replica-behind", "cli/tests/servers_share_redis.rs"),
@@ -66,9 +69,10 @@ const SITUATIONS: &[(&str, &str)] = &[
 /// Rules about stores and what they stand on whose situation no test makes, and why.
 const NOT_MADE: &[(&str, &str)] = &[
     ("network-file-system", "a test cannot mount one: the store is told that it is on one"),
-    ("redis-too-old", "needs a server older than those that are supported"),
-    ("database-too-old", "needs a server older than those that are supported"),
-    ("commit-not-synchronous", "the store's sessions set synchronous_commit themselves"),
+    (
+        "commit-not-synchronous",
+        "the store's sessions set synchronous_commit, so that no change of the server's configuration makes it",
+    ),
 ];
 
 /// The files with the rules about stores and what they stand on. Rules about a configuration are pure, and are tested there.

@@ -211,3 +211,63 @@ fn lives_are_copied_in_parts() {
     assert_eq!(parts, [COPIED_MAX, COPIED_MAX, 500, 0]);
     assert!(!observer.has_unwritten());
 }
+
+#[tokio::test]
+async fn a_deferred_delivery_did_not_run() {
+    let rig = Rig::new(config()).await;
+    rig.send(vec![NewMessage::new("a")]).await;
+    let got = rig.receive(1).await.remove(0);
+    rig.clock.advance_ms(900);
+    rig.settle(&got, Settlement::Defer { after_ms: 0 }).await.unwrap();
+    let seen = rig.store.observer().window(&rig.queue).unwrap();
+    assert_eq!((seen.held_count, rig.figures().near_expiry), (0, 0), "{seen:?}");
+    let got = rig.receive(1).await.remove(0);
+    rig.clock.advance_ms(900);
+    rig.settle(&got, Settlement::Ack).await.unwrap();
+    let seen = rig.store.observer().window(&rig.queue).unwrap();
+    assert_eq!((seen.held_count, rig.figures().near_expiry), (1, 1), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_queue_that_is_made_again_begins_without_figures() {
+    let rig = Rig::new(config()).await;
+    for _ in 0..2 {
+        rig.send(vec![NewMessage::new("a")]).await;
+        let got = rig.receive(1).await.remove(0);
+        rig.settle(&got, Settlement::Retry { after_ms: Some(0), error: None }).await.unwrap();
+        rig.receive(1).await;
+        assert_eq!(rig.figures().repeated_after_return, 1);
+        rig.store.delete_queue(&rig.queue).await.unwrap();
+        assert!(rig.store.observer().window(&rig.queue).is_none());
+        rig.store.create_queue(&rig.queue, config()).await.unwrap();
+        assert_eq!(rig.figures(), DeliveryFigures::default());
+    }
+}
+
+#[tokio::test]
+async fn a_death_counts_where_its_settle_comes_not_where_it_was_delivered() {
+    let rig = Rig::new(config()).await;
+    let dead = QueueName::new("dead").unwrap();
+    rig.store.create_queue(&dead, QueueConfig::default()).await.unwrap();
+    let dead_letter = Some(hapax_core::DeadLetterPolicy { queue: dead });
+    rig.store.set_queue(&rig.queue, QueueConfig { dead_letter, ..config() }, None).await.unwrap();
+    rig.send(vec![NewMessage::new("a")]).await;
+    let receive = Receive { max: 1, wait_ms: Some(0), ..Receive::default() };
+    let elsewhere = rig.inner.receive(&rig.queue, receive).await.unwrap().remove(0);
+    let reject = Settlement::Reject { reason: "no such card".into() };
+    assert_eq!(rig.settle(&elsewhere, reject).await, Ok(Settled::Dead));
+    assert_eq!(rig.figures().died, 1);
+}
+
+/// Nothing has to be looked up: no other process can have settled the delivery.
+#[tokio::test]
+async fn alone_a_repeat_of_an_open_delivery_is_an_expiry_at_once() {
+    let rig = Rig::new(config()).await;
+    let rig = Rig { store: rig.store.only_process(), ..rig };
+    rig.send(vec![NewMessage::new("a")]).await;
+    rig.receive(1).await.remove(0);
+    rig.clock.advance_ms(1_500);
+    assert_eq!(rig.receive(1).await.remove(0).deliveries, 2);
+    let figures = rig.figures();
+    assert_eq!((figures.repeated_after_expiry, figures.repeated_cause_unknown), (1, 0), "{figures:?}");
+}

@@ -9,6 +9,12 @@ use tokio::net::TcpStream;
 use crate::servers::Server;
 use crate::text;
 
+/// The longest wait for a response; only a server that hangs reaches it.
+const RESPONSE_MAX: Duration = Duration::from_secs(30);
+
+/// Connections that make queues at the same time, so that they share syncs.
+const FILLING: usize = 16;
+
 /// One kind of load.
 #[derive(Clone, Copy)]
 pub struct Load {
@@ -82,15 +88,31 @@ pub async fn park(server: &Server, count: usize) -> Result<Vec<TcpStream>, Strin
 
 /// Creates queues, each with one message that was sent, received and deleted.
 pub async fn fill_queues(server: &Server, count: usize) -> Result<(), String> {
-    let mut control = Connection::open(server).await?;
-    for number in 0..count {
-        let created = control.call("CreateQueue", &format!(r#"{{"QueueName":"filled-{number}"}}"#)).await?;
-        let url = field(&created, "QueueUrl").next().ok_or("CreateQueue answered no URL")?.to_owned();
-        let load = Load { cycle: true, body_bytes: 16, batch: 1, connections: 1 };
-        let worker = Worker::new(Connection::open(server).await?, &url, load);
-        // The end is reached at once, after one message.
-        worker.run(Instant::now()).await?;
+    let start = Instant::now();
+    let numbers: Vec<usize> = (0..count).collect();
+    for together in numbers.chunks(FILLING) {
+        let mut fills = Vec::new();
+        for number in together {
+            fills.push(tokio::spawn(fill_queue(Connection::open(server).await?, *number)));
+        }
+        for fill in fills {
+            fill.await.map_err(text)??;
+        }
+        let filled = together.last().map_or(0, |last| last + 1);
+        if filled / 200 != (filled - together.len()) / 200 || filled == count {
+            eprintln!("{filled} of {count} queues after {:.1} s", start.elapsed().as_secs_f64());
+        }
     }
+    Ok(())
+}
+
+async fn fill_queue(mut connection: Connection, number: usize) -> Result<(), String> {
+    let name = format!(r#"{{"QueueName":"filled-{number}"}}"#);
+    let created = connection.call("CreateQueue", &name).await?;
+    let url = field(&created, "QueueUrl").next().ok_or("CreateQueue answered no URL")?.to_owned();
+    let load = Load { cycle: true, body_bytes: 16, batch: 1, connections: 1 };
+    // The end is reached at once, after one message.
+    Worker::new(connection, &url, load).run(Instant::now()).await?;
     Ok(())
 }
 
@@ -224,8 +246,15 @@ impl Connection {
         value.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     }
 
-    /// Sends a request and returns the response's body; any status other than 200 is an error.
+    /// Sends a request and returns the response's body; any status other than 200 is an error, and so is a server that hangs.
     async fn exchange(&mut self, request: &[u8]) -> Result<&str, String> {
+        match tokio::time::timeout(RESPONSE_MAX, self.exchange_unbounded(request)).await {
+            Ok(response) => response,
+            Err(_) => Err(format!("no response within {} s", RESPONSE_MAX.as_secs())),
+        }
+    }
+
+    async fn exchange_unbounded(&mut self, request: &[u8]) -> Result<&str, String> {
         self.stream.write_all(request).await.map_err(text)?;
         self.buffer.clear();
         let whole = |buffer: &[u8]| -> Result<Option<(usize, usize)>, String> {

@@ -52,6 +52,7 @@ struct Beside {
 /// Measures pages of an idle and of a busy server, prints the table, and says whether the aims are met.
 pub async fn run(server: &Server, rounds: usize, round: Duration, markdown: bool) -> Result<(), String> {
     client::fill_queues(server, QUEUES).await?;
+    eprintln!("{IDLE_PAGES} pages of the idle server");
     let mut connection = Connection::open(server).await?;
     let mut idle_ms = Vec::new();
     for _ in 0..IDLE_PAGES {

@@ -88,8 +88,11 @@ fn bench_folder() -> Result<PathBuf, String> {
 /// Builds the release binary of this workspace and returns its path.
 fn built() -> Result<PathBuf, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    eprintln!(
+        "Building the hapax binary as it is shipped. The first time takes some ten minutes; HAPAX_BIN names one that is there."
+    );
     let mut build = Command::new(cargo);
-    build.args(["build", "--release", "--quiet", "--package", "hapax-cli"]);
+    build.args(["build", "--release", "--package", "hapax-cli"]);
     let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().map_err(text)?;
     if !status.success() {
         return Err(format!("the hapax binary could not be built ({status})"));
