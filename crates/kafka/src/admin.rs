@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use kafka_protocol::error::{ParseResponseErrorCode as _, ResponseError};
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
+use kafka_protocol::messages::describe_producers_request::TopicRequest;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
 use kafka_protocol::messages::{
-    BrokerId, DescribeConfigsRequest, DescribeGroupsRequest, DescribeTransactionsRequest,
-    InitProducerIdRequest, ListOffsetsRequest, ListTransactionsRequest, MetadataRequest, MetadataResponse,
-    OffsetFetchRequest, ProducerId,
+    BrokerId, DescribeConfigsRequest, DescribeGroupsRequest, DescribeProducersRequest,
+    DescribeTransactionsRequest, InitProducerIdRequest, ListOffsetsRequest, ListTransactionsRequest,
+    MetadataRequest, MetadataResponse, OffsetFetchRequest, ProducerId,
 };
 
 use crate::refusal::Refusal;
@@ -23,6 +24,7 @@ const OFFSET_FETCH_MAX: i16 = 9;
 const LIST_OFFSETS_MAX: i16 = 7;
 const LIST_TRANSACTIONS_MAX: i16 = 1;
 const DESCRIBE_TRANSACTIONS_MAX: i16 = 0;
+const DESCRIBE_PRODUCERS_MAX: i16 = 0;
 const DESCRIBE_CONFIGS_MAX: i16 = 4;
 const DESCRIBE_GROUPS_MAX: i16 = 5;
 const INIT_PRODUCER_ID_MAX: i16 = 5;
@@ -53,7 +55,7 @@ fn right(error: ResponseError) -> &'static str {
         | ResponseError::GroupAuthorizationFailed
         | ResponseError::TransactionalIdAuthorizationFailed
         | ResponseError::ClusterAuthorizationFailed => {
-            "; the user needs the operation Describe on it: add an access control list (kafka-acls.sh)"
+            "; the user needs the operation Describe (of a configuration, DescribeConfigs) on it: add an access control list (kafka-acls.sh)"
         }
         _ => "",
     }
@@ -238,6 +240,67 @@ async fn describe(
             .collect(),
     });
     Ok(described.collect())
+}
+
+/// A partition whose readers of committed records wait for the end of a transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockedPartition {
+    /// The topic.
+    pub topic: String,
+    /// The partition's number.
+    pub partition: i32,
+    /// Where the readers wait: the start of the oldest open transaction.
+    pub stable_end: i64,
+    /// The end of the log.
+    pub end: i64,
+    /// The producers that have a transaction open there: producer id, epoch and the offset of its first record. The coordinator may
+    /// know nothing of it; such a transaction hangs until markers are written by an operator.
+    pub producers: Vec<(i64, i32, i64)>,
+}
+
+/// The partitions of topics whose readers of committed records wait, by the partitions' own leaders.
+pub async fn blocked(cluster: &Cluster, topics: &[String]) -> Result<Vec<BlockedPartition>, AdminError> {
+    let described = metadata(cluster, topics).await?;
+    let addresses = brokers(&described);
+    let mut blocked = Vec::new();
+    for found in &described.topics {
+        let topic = found.name.as_ref().map(|name| name.to_string()).unwrap_or_default();
+        let partitions: Vec<i32> = found.partitions.iter().map(|part| part.partition_index).collect();
+        let ends = ends(cluster, &topic, &partitions, 0).await?;
+        let stable = self::ends(cluster, &topic, &partitions, 1).await?;
+        for part in &found.partitions {
+            let partition = part.partition_index;
+            let (Some(&end), Some(&stable_end)) = (ends.get(&partition), stable.get(&partition)) else {
+                continue;
+            };
+            let Some(leader) = addresses.get(&part.leader_id.0).filter(|_| stable_end < end) else {
+                continue;
+            };
+            let producers = producers(cluster, leader, &topic, partition).await?;
+            blocked.push(BlockedPartition { topic: topic.clone(), partition, stable_end, end, producers });
+        }
+    }
+    Ok(blocked)
+}
+
+/// The producers with an open transaction in a partition, oldest first.
+async fn producers(
+    cluster: &Cluster,
+    leader: &str,
+    topic: &str,
+    partition: i32,
+) -> Result<Vec<(i64, i32, i64)>, AdminError> {
+    let asked = TopicRequest::default().with_name(text(topic).into()).with_partition_indexes(vec![partition]);
+    let request = DescribeProducersRequest::default().with_topics(vec![asked]);
+    let (answer, _) = cluster.call_at(leader, &request, DESCRIBE_PRODUCERS_MAX).await?;
+    let states =
+        answer.topics.iter().flat_map(|topic| &topic.partitions).flat_map(|part| &part.active_producers);
+    let open = states.filter(|state| state.current_txn_start_offset >= 0);
+    let mut producers: Vec<(i64, i32, i64)> = open
+        .map(|state| (state.producer_id.0, state.producer_epoch, state.current_txn_start_offset))
+        .collect();
+    producers.sort_by_key(|(.., start)| *start);
+    Ok(producers)
 }
 
 /// What is known of a `transactional.id`; `None`: nothing, or no transaction of it is open.

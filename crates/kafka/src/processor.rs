@@ -1,8 +1,9 @@
 //! Consume, handle, produce: offsets and output in one transaction.
 //!
 //! A [`Processor`] is one task with one producer. It takes records into a batch, gives each to the [`Handler`], and
-//! commits the outputs together with the inputs' offsets when the batch is full or old enough. Records of a batch that
-//! was aborted are handled again; readers at `read_committed` see each output once.
+//! commits the outputs together with the inputs' offsets when the batch is full or old enough. Outputs are sent while the
+//! batch grows, and count only with its commit. Records of a batch that was aborted are handled again; readers at
+//! `read_committed` see each output once.
 //!
 //! | trouble | what it does |
 //! |---|---|
@@ -13,6 +14,7 @@
 //! | partitions were taken before the commit began | aborts |
 //! | partitions are lost | aborts if the batch holds records of them |
 //! | a commit stays unanswered | asks the coordinator to settle it, and continues at the committed offsets |
+//! | a commit fails, and the next batch is being written (`overlap`) | aborts that one, too, before anything is handled again |
 //! | an input topic was deleted and created again | aborts, and ends with both ids; the next start reads the new topic from its start |
 //! | another instance took the transactional id | ends with both identities |
 //! | the end is requested | commits the batch, and ends |
@@ -24,7 +26,7 @@ mod run;
 
 use std::time::Duration;
 
-pub use client::{Client, KafkaClient, TopicIds};
+pub use client::{Client, CommitAnswer, KafkaClient, TopicIds, second_id};
 pub use counts::{ProcessorCells, ProcessorCounts};
 pub use run::Processor;
 
@@ -79,6 +81,9 @@ pub struct ProcessorConfig {
     pub handler_timeout: Duration,
     /// Maximum time for the commit when partitions are revoked; less than the consumer's `revoke_wait`. Default 5 s.
     pub revoke_timeout: Duration,
+    /// The next batch is handled and written while the commit of the last one is answered; it is committed only after that. It
+    /// needs a second transactional id, the producer's with `.2` behind it. Default `false`.
+    pub overlap: bool,
     /// How often a record is tried. Default 5.
     pub attempts_max: u32,
     /// The topic for records that failed as often, or were rejected. `None`: the processor ends.
@@ -93,6 +98,7 @@ impl Default for ProcessorConfig {
             batch_time_max: Duration::from_millis(100),
             handler_timeout: Duration::from_secs(10),
             revoke_timeout: Duration::from_secs(5),
+            overlap: false,
             attempts_max: 5,
             dead_letters: None,
         }

@@ -12,8 +12,9 @@
 //! producer.commit().await?;
 //! # Ok(()) }
 //! ```
-//! Every call has a time limit, and every call may be cancelled: what was not answered is kept, and the next call of
-//! [`Producer::flush`], [`Producer::commit`] or [`Producer::abort`] continues with the same bytes.
+//! Records are sent while more of them are added: a partition's batch leaves as soon as it is worth a request and the one
+//! before it was written. Every call has a time limit, and every call may be cancelled: what was not answered is kept, and the
+//! next call of [`Producer::flush`], [`Producer::commit`] or [`Producer::abort`] continues with the same bytes.
 
 mod error;
 mod idempotent;
@@ -22,18 +23,21 @@ mod produce;
 mod record;
 mod transaction;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use indexmap::IndexMap;
 use kafka_protocol::messages::TransactionalId;
+use tokio::task::JoinSet;
 
 pub use error::{Cause, ErrorKind, ProducerError};
 pub use idempotent::IdempotentProducer;
 pub use kafka_protocol::error::ResponseError;
 pub use record::{NewRecord, partition_of};
+
+use produce::{Produced, Waiting};
 
 use crate::machine::{Identity, Machine, State};
 use crate::partition::{GroupMetadata, TopicId, TopicPartition};
@@ -53,7 +57,10 @@ pub struct ProducerConfig {
     pub delivery_timeout: Duration,
     /// Maximum size of a batch of a partition. Default 900 kB; the broker's limit (`max.message.bytes`) is 1 MiB by default.
     pub batch_bytes_max: usize,
-    /// Records are sent when this much of them waits. Default 2 MiB.
+    /// A partition's records are sent when this much of them waits and its last batch was written; a commit or a flush sends
+    /// the rest. Default 256 KiB.
+    pub batch_bytes_min: usize,
+    /// [`Producer::send`] waits while this much is not sent. Default 2 MiB.
     pub buffer_bytes_max: usize,
 }
 
@@ -66,6 +73,7 @@ impl ProducerConfig {
             transaction_timeout: Duration::from_mins(1),
             delivery_timeout: Duration::from_secs(30),
             batch_bytes_max: 900_000,
+            batch_bytes_min: 256 << 10,
             buffer_bytes_max: 2 << 20,
         }
     }
@@ -86,6 +94,13 @@ impl From<i64> for NextOffset {
     }
 }
 
+/// A transaction up to its end.
+#[derive(Debug, Clone, Copy)]
+struct Prepared {
+    /// A copy of the offsets may arrive once more while the transaction has no markers.
+    offsets_may_return: bool,
+}
+
 /// A transactional producer of one task; it runs one transaction at a time.
 #[derive(Debug)]
 pub struct Producer {
@@ -93,18 +108,26 @@ pub struct Producer {
     cluster: Arc<Cluster>,
     machine: Machine<TopicPartition>,
     /// Records that are in no batch yet, by partition.
-    waiting: IndexMap<TopicPartition, Vec<NewRecord>>,
+    waiting: IndexMap<TopicPartition, Waiting>,
     waiting_bytes: usize,
     /// Batches that are not answered yet: the bytes do not change from attempt to attempt.
     unanswered: BTreeMap<TopicPartition, Bytes>,
+    /// Requests with some of them.
+    calls: JoinSet<Produced>,
+    /// The partitions in `calls`.
+    called: BTreeSet<TopicPartition>,
+    /// Partitions that have a written batch: the coordinator knows that they belong to the transaction.
+    added: BTreeSet<TopicPartition>,
     /// The group's next offsets, sent with the commit.
     offsets: Option<(GroupMetadata, BTreeMap<TopicPartition, NextOffset>)>,
     /// All batches and the offsets of this transaction are written.
-    prepared: bool,
+    prepared: Option<Prepared>,
     /// An EndTxn(commit) of this transaction may have reached the coordinator without an answer.
     uncertain: bool,
     /// The coordinator may know this transaction: a request of it was not refused because of the identity.
     known: bool,
+    /// Ends when the coordinator has completed the transaction before this one.
+    ending: JoinSet<()>,
     next_partition: usize,
 }
 
@@ -136,10 +159,14 @@ impl Producer {
             waiting: IndexMap::new(),
             waiting_bytes: 0,
             unanswered: BTreeMap::new(),
+            calls: JoinSet::new(),
+            called: BTreeSet::new(),
+            added: BTreeSet::new(),
             offsets: None,
-            prepared: false,
+            prepared: None,
             uncertain: false,
             known: false,
+            ending: JoinSet::new(),
             next_partition: 0,
         }
     }
@@ -171,17 +198,22 @@ impl Producer {
         Ok(())
     }
 
-    /// Adds a record to the transaction. It is sent when enough wait, with [`Producer::flush`], or with the commit.
+    /// Adds a record to the transaction. It is sent when enough wait, with [`Producer::flush`], or with the commit. An error may
+    /// be that of an earlier record.
     pub async fn send(&mut self, record: NewRecord) -> Result<(), ProducerError> {
         self.require_open("send")?;
         record.check(self.config.batch_bytes_max)?;
-        if self.waiting_bytes + record.bytes() > self.config.buffer_bytes_max {
+        let bytes = record.bytes();
+        if self.waiting_bytes + bytes > self.config.buffer_bytes_max {
             self.flush().await?;
         }
         let partition = self.choose(&record).await?;
-        self.waiting_bytes += record.bytes();
-        self.waiting.entry(partition).or_default().push(record);
-        Ok(())
+        let is_sent = self.unanswered.contains_key(&partition);
+        self.waiting_bytes += bytes;
+        let waiting = self.waiting.entry(partition).or_default();
+        waiting.add(record, bytes);
+        let is_worth = !is_sent && waiting.bytes() >= self.config.batch_bytes_min;
+        self.send_ahead(is_worth).await
     }
 
     /// The group's next offsets, for the commit. Of several calls in a transaction the last one of a partition counts.
@@ -197,14 +229,17 @@ impl Producer {
         Ok(())
     }
 
+    /// Whether a copy of the transaction's offsets may still arrive, because an attempt to send them was not answered. A copy that came behind
+    /// offsets of another producer would replace those when both are committed; this producer's next transaction is safe from it, because
+    /// the broker begins it after the markers of this one.
+    pub(crate) fn offsets_may_return(&self) -> bool {
+        self.prepared.is_some_and(|prepared| prepared.offsets_may_return)
+    }
+
     /// Sends all records that wait, and waits until they are written.
     pub async fn flush(&mut self) -> Result<(), ProducerError> {
         self.require_open("flush")?;
-        while !self.waiting.is_empty() || !self.unanswered.is_empty() {
-            self.form_batches()?;
-            self.deliver().await?;
-        }
-        Ok(())
+        self.deliver().await
     }
 
     /// The id for requests; `None`: the producer has no transactions.
@@ -218,8 +253,10 @@ impl Producer {
         self.waiting.clear();
         self.waiting_bytes = 0;
         self.unanswered.clear();
+        self.drop_calls();
+        self.added.clear();
         self.offsets = None;
-        self.prepared = false;
+        self.prepared = None;
         self.uncertain = false;
         self.known = false;
     }

@@ -40,6 +40,9 @@ pub struct Connect {
     pub request_timeout: Duration,
     /// Maximum size of a response. Default 4 MiB. Memory for what it claims to have is bounded by this, see `wire/bounded.rs`.
     pub response_bytes_max: usize,
+    /// How long the partitions and leaders of a topic are known before a broker is asked again. Default 5 minutes. An error of a
+    /// leader asks at once.
+    pub metadata_age_max: Duration,
 }
 
 impl Connect {
@@ -58,6 +61,7 @@ impl Connect {
             connect_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(10),
             response_bytes_max: 4 << 20,
+            metadata_age_max: Duration::from_mins(5),
         }
     }
 }

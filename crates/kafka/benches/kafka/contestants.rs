@@ -1,15 +1,22 @@
 //! The loops that are compared. The time of each is that from its first record to the end of its last commit.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use hapax_kafka::consumer::{Consumer, ConsumerConfig, Event, Record, StartAt};
+use hapax_kafka::consumer::{Consumer, ConsumerConfig, Event, Record, StartAt, TopicPartition};
 use hapax_kafka::processor::{Failure, Handler, KafkaClient, Processor, ProcessorConfig};
 use hapax_kafka::producer::{IdempotentProducer, NewRecord, ProducerConfig};
 use hapax_kafka::to_database::{ToDatabase, ToDatabaseOptions};
-use hapax_kafka::wire::Connect;
+use hapax_kafka::wire::{Cluster, Connect, CoordinatorKind};
 use hapax_sqlite::SqliteInbox;
+use kafka_protocol::messages::OffsetCommitRequest;
+use kafka_protocol::messages::offset_commit_request::{
+    OffsetCommitRequestPartition, OffsetCommitRequestTopic,
+};
+use kafka_protocol::protocol::StrBytes;
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::message::Message as _;
@@ -21,21 +28,38 @@ use crate::{PATIENCE, Site, block_on};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Contestant {
-    /// The transactional processor.
+    /// The transactional processor, whose transactions overlap.
     Processor,
+    /// The same, one transaction after the other.
+    ProcessorInTurn,
     /// Our consumer and our producer without transactions: a crash repeats records.
-    Plain,
-    RdkafkaPlain,
+    Plain(Offsets),
+    RdkafkaPlain(Offsets),
     RdkafkaTransactions,
+    /// In a process of its own.
+    KrafkaTransactions,
+}
+
+/// How a loop without transactions commits its offsets after each batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Offsets {
+    /// It waits for the answer, so that a crash repeats at most one batch.
+    Waited,
+    /// It does not wait: a crash repeats whatever was not committed yet.
+    Unwaited,
 }
 
 impl Contestant {
     pub fn name(self) -> &'static str {
         match self {
             Self::Processor => "processor",
-            Self::Plain => "plain idempotent loop",
-            Self::RdkafkaPlain => "plain rdkafka loop",
+            Self::ProcessorInTurn => "processor without overlap",
+            Self::Plain(Offsets::Waited) => "plain idempotent loop",
+            Self::Plain(Offsets::Unwaited) => "plain, offsets not waited for",
+            Self::RdkafkaPlain(Offsets::Waited) => "plain rdkafka loop",
+            Self::RdkafkaPlain(Offsets::Unwaited) => "rdkafka, offsets not waited for",
             Self::RdkafkaTransactions => "rdkafka's transactions",
+            Self::KrafkaTransactions => "krafka's transactions",
         }
     }
 }
@@ -44,6 +68,8 @@ impl Contestant {
 pub struct Flow {
     pub address: String,
     pub config: ClientConfig,
+    /// The program over krafka, if it could be built.
+    pub krafka: Option<PathBuf>,
     pub input: String,
     pub output: String,
     pub records: usize,
@@ -59,6 +85,7 @@ impl Flow {
         Self {
             address: site.address.clone(),
             config: site.config(),
+            krafka: site.krafka.clone(),
             input: "input".to_owned(),
             output,
             records,
@@ -74,10 +101,12 @@ impl Flow {
 
 pub fn run(contestant: Contestant, flow: &Flow) -> Duration {
     match contestant {
-        Contestant::Processor => block_on(processor(flow)),
-        Contestant::Plain => block_on(plain(flow)),
-        Contestant::RdkafkaPlain => rdkafka_loop(flow, false),
-        Contestant::RdkafkaTransactions => rdkafka_loop(flow, true),
+        Contestant::Processor => block_on(processor(flow, true)),
+        Contestant::ProcessorInTurn => block_on(processor(flow, false)),
+        Contestant::Plain(offsets) => block_on(plain(flow, offsets)),
+        Contestant::RdkafkaPlain(offsets) => rdkafka_loop(flow, Commit::Offsets(offsets)),
+        Contestant::RdkafkaTransactions => rdkafka_loop(flow, Commit::Transaction),
+        Contestant::KrafkaTransactions => krafka_loop(flow),
     }
 }
 
@@ -110,11 +139,12 @@ impl Handler for Copier {
     }
 }
 
-pub async fn processor(flow: &Flow) -> Duration {
+pub async fn processor(flow: &Flow, overlap: bool) -> Duration {
     let config = ProcessorConfig {
         batch_records_max: flow.batch,
         batch_bytes_max: 64 << 20,
         batch_time_max: flow.commit,
+        overlap,
         ..ProcessorConfig::default()
     };
     let mut producer = ProducerConfig::new(Connect::plain([&flow.address]), &flow.output);
@@ -130,10 +160,11 @@ pub async fn processor(flow: &Flow) -> Duration {
     begun.get().expect("it has begun").elapsed()
 }
 
-async fn plain(flow: &Flow) -> Duration {
+async fn plain(flow: &Flow, offsets: Offsets) -> Duration {
     let mut consumer = Consumer::start(&flow.consumer()).expect("it starts");
     let mut producer =
         IdempotentProducer::connect(Connect::plain([&flow.address])).await.expect("it connects");
+    let cluster = Cluster::new(Connect::plain([&flow.address]));
     let (mut begun, mut copied) = (None, 0);
     let mut next = BTreeMap::new();
     while copied < flow.records {
@@ -149,7 +180,10 @@ async fn plain(flow: &Flow) -> Duration {
                 copied += 1;
                 if copied % flow.batch == 0 || copied == flow.records {
                     producer.flush().await.expect("it is written");
-                    consumer.commit(next.iter().map(|(at, next)| (at, *next)));
+                    match offsets {
+                        Offsets::Unwaited => consumer.commit(next.iter().map(|(at, next)| (at, *next))),
+                        Offsets::Waited => commit_offsets(&cluster, &consumer, &next).await,
+                    }
                 }
             }
             Event::Ended(error) => panic!("{error}"),
@@ -159,8 +193,40 @@ async fn plain(flow: &Flow) -> Duration {
     begun.map_or(Duration::ZERO, |begun: Instant| begun.elapsed())
 }
 
+/// Commits offsets as a member of the consumer's group, and waits for the answer.
+async fn commit_offsets(cluster: &Cluster, consumer: &Consumer, next: &BTreeMap<TopicPartition, i64>) {
+    let group = consumer.group_metadata().expect("a member");
+    let mut topics: BTreeMap<&str, Vec<OffsetCommitRequestPartition>> = BTreeMap::new();
+    for (at, next) in next {
+        let partition = OffsetCommitRequestPartition::default().with_partition_index(at.partition);
+        topics.entry(&at.topic).or_default().push(partition.with_committed_offset(*next));
+    }
+    let text = |text: &str| StrBytes::from_string(text.to_owned());
+    let topic = |(name, partitions)| {
+        OffsetCommitRequestTopic::default().with_name(text(name).into()).with_partitions(partitions)
+    };
+    let request = OffsetCommitRequest::default()
+        .with_group_id(text(&group.group).into())
+        .with_generation_id_or_member_epoch(group.generation)
+        .with_member_id(text(&group.member))
+        .with_topics(topics.into_iter().map(topic).collect());
+    let coordinator = cluster.coordinator(CoordinatorKind::Group, &group.group).await;
+    let coordinator = coordinator.expect("a broker").expect("a coordinator");
+    let (answer, _) = cluster.call_at(&coordinator, &request, 9).await.expect("an answer");
+    let errors = answer.topics.iter().flat_map(|topic| &topic.partitions).filter(|it| it.error_code != 0);
+    assert_eq!(errors.count(), 0, "{answer:?}");
+}
+
+/// How librdkafka's loop commits a batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Commit {
+    Transaction,
+    Offsets(Offsets),
+}
+
 /// librdkafka's consumer and producer, with or without its transactions.
-pub fn rdkafka_loop(flow: &Flow, transactional: bool) -> Duration {
+fn rdkafka_loop(flow: &Flow, commit: Commit) -> Duration {
+    let transactional = commit == Commit::Transaction;
     let consumer: BaseConsumer = flow
         .config
         .clone()
@@ -202,7 +268,9 @@ pub fn rdkafka_loop(flow: &Flow, transactional: bool) -> Duration {
                 producer.send_offsets_to_transaction(&offsets, &group, PATIENCE).expect("offsets");
                 producer.commit_transaction(PATIENCE).expect("it is committed");
             } else {
-                consumer.commit(&offsets, CommitMode::Async).expect("offsets");
+                let is_waited = commit == Commit::Offsets(Offsets::Waited);
+                let mode = if is_waited { CommitMode::Sync } else { CommitMode::Async };
+                consumer.commit(&offsets, mode).expect("offsets");
             }
         }
         if copied >= flow.records {
@@ -228,11 +296,26 @@ pub fn rdkafka_loop(flow: &Flow, transactional: bool) -> Duration {
     begun.map_or(Duration::ZERO, |begun: Instant| begun.elapsed())
 }
 
-/// The same records into rows of SQLite, each with a ledger entry, and the position in the same transaction.
-pub fn to_sqlite(flow: &Flow) -> Duration {
-    let folder = tempfile::tempdir().expect("a folder");
-    let db = rusqlite::Connection::open(folder.path().join("rows.db")).expect("a database");
+/// krafka's consumer and its transactions.
+fn krafka_loop(flow: &Flow) -> Duration {
+    let mut command = Command::new(flow.krafka.as_ref().expect("it was built"));
+    command.args(["copy", &flow.address, &flow.input, &flow.output]);
+    command.args([flow.records.to_string(), flow.batch.to_string(), flow.commit.as_millis().to_string()]);
+    let done = command.stderr(Stdio::inherit()).output().expect("it runs");
+    let printed = String::from_utf8_lossy(&done.stdout);
+    let seconds = printed.trim().strip_prefix("seconds ").and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs_f64(seconds.unwrap_or_else(|| panic!("krafka: {printed}")))
+}
+
+/// A database for rows.
+pub fn database(path: &Path) -> rusqlite::Connection {
+    let db = rusqlite::Connection::open(path).expect("a database");
     db.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE row (body BLOB)").expect("a table");
+    db
+}
+
+/// The same records into rows of SQLite, each with a ledger entry, and the position in the same transaction.
+pub fn to_sqlite(flow: &Flow, db: rusqlite::Connection) -> Duration {
     let inbox = SqliteInbox::new(db).expect("an inbox");
     let begun = Arc::new(OnceLock::new());
     let (done, ended) = oneshot::channel();

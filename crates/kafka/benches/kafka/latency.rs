@@ -1,5 +1,7 @@
-//! From a record's production to its copy at a reader of committed records, with a commit every 10 ms.
+//! From a record's production to its copy at a reader of committed records, with a commit every 10 ms; and to its row in a database,
+//! which is committed as records come.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hapax_kafka::producer::{IdempotentProducer, NewRecord};
@@ -8,7 +10,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
-use crate::contestants::{Flow, processor, rdkafka_loop};
+use crate::contestants::{self, Contestant, Flow};
 use crate::{PARTITIONS, PATIENCE, Site, block_on, median};
 
 const RECORDS: usize = 600;
@@ -19,36 +21,39 @@ const WARM_UP: usize = 200;
 
 pub fn compare(site: &Site, rounds: usize) {
     println!("end to end, a commit every 10 ms, one record every {} ms", PACE.as_millis());
-    let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let mut contestants = vec![Contestant::Processor, Contestant::RdkafkaTransactions];
+    contestants.extend(site.krafka.as_ref().map(|_| Contestant::KrafkaTransactions));
+    let mut found: Vec<Vec<f64>> = vec![Vec::new(); contestants.len() + 1];
     for round in 0..rounds {
-        let p50 = |transactions: bool| {
-            let name = format!("latency-{round}-{transactions}");
-            site.create(&name);
-            let flow = Flow {
-                input: name.clone(),
-                commit: Duration::from_millis(10),
-                batch: 10_000,
-                ..Flow::new(site, &name, RECORDS, 10_000)
-            };
-            measure(site, &flow, transactions)
-        };
-        let (one, other) = (p50(false), p50(true));
-        println!("  {round}  processor {one:>7.1} ms, rdkafka's transactions {other:>7.1} ms");
-        ours.push(one);
-        theirs.push(other);
-        ratios.push(one / other);
+        for (place, contestant) in contestants.iter().enumerate() {
+            let p50 = in_topic(site, &flow(site, &format!("latency-{round}-{contestant:?}")), *contestant);
+            println!("  {round}  {:<28} {p50:>7.1} ms", contestant.name());
+            found[place].push(p50);
+        }
+        let p50 = in_database(site, &flow(site, &format!("latency-{round}-sqlite")));
+        println!("  {round}  {:<28} {p50:>7.1} ms", "SQLite with a ledger entry");
+        found[contestants.len()].push(p50);
     }
-    println!(
-        "p50 end to end: processor {:.1} ms, rdkafka's transactions {:.1} ms, ratio {:.2} (goal at most 1.20)",
-        median(ours),
-        median(theirs),
-        median(ratios)
-    );
+    let ours = found[0].clone();
+    let names = contestants.iter().map(|contestant| contestant.name()).chain(["SQLite with a ledger entry"]);
+    for (name, theirs) in names.zip(found) {
+        let ratio = median(ours.iter().zip(&theirs).map(|(one, other)| one / other).collect());
+        let goal = if name == Contestant::RdkafkaTransactions.name() { " (goal at most 1.20)" } else { "" };
+        println!("p50 end to end: {name} {:.1} ms, processor / it {ratio:.2}{goal}", median(theirs));
+    }
+}
+
+fn flow(site: &Site, name: &str) -> Flow {
+    site.create(name);
+    Flow {
+        input: name.to_owned(),
+        commit: Duration::from_millis(10),
+        ..Flow::new(site, name, RECORDS, 10_000)
+    }
 }
 
 /// The median in milliseconds.
-fn measure(site: &Site, flow: &Flow, rdkafka: bool) -> f64 {
-    let (input, output) = (flow.input.clone(), flow.output.clone());
+fn in_topic(site: &Site, flow: &Flow, contestant: Contestant) -> f64 {
     let start = Instant::now();
     let reader: BaseConsumer = site
         .config()
@@ -60,25 +65,59 @@ fn measure(site: &Site, flow: &Flow, rdkafka: bool) -> f64 {
         .expect("a reader");
     let mut assigned = TopicPartitionList::new();
     for partition in 0..PARTITIONS {
-        assigned.add_partition_offset(&output, partition, Offset::Beginning).expect("an offset");
+        assigned.add_partition_offset(&flow.output, partition, Offset::Beginning).expect("an offset");
     }
     reader.assign(&assigned).expect("partitions");
     std::thread::scope(|scope| {
-        scope.spawn(|| if rdkafka { rdkafka_loop(flow, true) } else { block_on(processor(flow)) });
-        scope.spawn(|| block_on(produce(site, &input, start)));
-        let (mut waits, mut seen) = (Vec::new(), 0);
-        while seen < RECORDS {
-            assert!(start.elapsed() < PATIENCE, "{seen} of {RECORDS} records were read");
+        scope.spawn(|| contestants::run(contestant, flow));
+        scope.spawn(|| block_on(produce(site, &flow.input, start)));
+        let mut waits = Vec::new();
+        while waits.len() < RECORDS {
+            assert!(start.elapsed() < PATIENCE, "{} of {RECORDS} records were read", waits.len());
             let Some(Ok(record)) = reader.poll(Duration::from_millis(5)) else { continue };
-            let sent_us: f64 =
-                String::from_utf8_lossy(record.payload().unwrap_or_default()).trim().parse().expect("a time");
-            seen += 1;
-            if seen > WARM_UP {
-                waits.push((start.elapsed().as_micros() as f64 - sent_us) / 1_000.0);
-            }
+            waits.push(wait(start, record.payload().unwrap_or_default()));
         }
-        median(waits)
+        median(waits.split_off(WARM_UP))
     })
+}
+
+/// The same until another connection to the database sees the row.
+fn in_database(site: &Site, flow: &Flow) -> f64 {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("rows.db");
+    let db = contestants::database(&path);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let run = scope.spawn(move || contestants::to_sqlite(flow, db));
+        scope.spawn(|| block_on(produce(site, &flow.input, start)));
+        let mut waits = read_rows(start, &path);
+        run.join().expect("it does not panic");
+        median(waits.split_off(WARM_UP))
+    })
+}
+
+fn read_rows(start: Instant, path: &Path) -> Vec<f64> {
+    let db = rusqlite::Connection::open(path).expect("a database");
+    let mut rows =
+        db.prepare("SELECT rowid, body FROM row WHERE rowid > ?1 ORDER BY rowid").expect("a query");
+    let (mut waits, mut last) = (Vec::new(), 0);
+    while waits.len() < RECORDS {
+        assert!(start.elapsed() < PATIENCE, "{} of {RECORDS} rows were read", waits.len());
+        let found = rows.query_map([last], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?)));
+        for row in found.expect("rows") {
+            let (row, body) = row.expect("a row");
+            last = row;
+            waits.push(wait(start, &body));
+        }
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    waits
+}
+
+/// Milliseconds since a record was produced, which its value tells.
+fn wait(start: Instant, value: &[u8]) -> f64 {
+    let sent_us: f64 = String::from_utf8_lossy(value).trim().parse().expect("a time");
+    (start.elapsed().as_micros() as f64 - sent_us) / 1_000.0
 }
 
 /// Records whose value is their time, padded to 1 KiB.

@@ -1,13 +1,17 @@
-//! Copying records of 1 KiB from one topic to another: with and without transactions, with our producer and with librdkafka's.
+//! Copying records of 1 KiB from one topic to another: with and without transactions, with our producer, librdkafka's and krafka's.
+//! The last one is a program of its own, which is left out where it cannot be built.
 //!
 //! The contestants run in turn on the same broker, and each round gives one ratio: what other processes take hits both sides.
 //!
 //! `cargo xtask bench kafka -- [--rounds 5] [--records 20000] [--only throughput|latency|database]`
 
 mod contestants;
+#[path = "../../tests/common/krafka.rs"]
+mod krafka;
 mod latency;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use hapax_faults::KafkaServer;
@@ -18,6 +22,7 @@ use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 
+use contestants::Offsets::{Unwaited, Waited};
 use contestants::{Contestant, Flow};
 
 /// Time for anything that is waited for.
@@ -26,12 +31,19 @@ const PARTITIONS: i32 = 3;
 const VALUE: [u8; 1_024] = [b'x'; 1_024];
 
 /// Two contestants, the count of records in a commit, and what the first may take of the second at least.
-const RATIOS: [(Contestant, Contestant, usize, f64); 5] = [
-    (Contestant::Processor, Contestant::Plain, 1_000, 0.80),
-    (Contestant::Processor, Contestant::Plain, 100, 0.70),
-    (Contestant::Processor, Contestant::RdkafkaPlain, 1_000, 1.0),
+const RATIOS: [(Contestant, Contestant, usize, f64); 12] = [
+    (Contestant::Processor, Contestant::Plain(Waited), 1_000, 0.80),
+    (Contestant::Processor, Contestant::Plain(Waited), 100, 0.70),
+    (Contestant::Processor, Contestant::Plain(Unwaited), 1_000, 0.0),
+    (Contestant::Processor, Contestant::Plain(Unwaited), 100, 0.0),
+    (Contestant::Processor, Contestant::RdkafkaPlain(Waited), 1_000, 1.0),
+    (Contestant::Processor, Contestant::RdkafkaPlain(Unwaited), 1_000, 0.0),
     (Contestant::Processor, Contestant::RdkafkaTransactions, 100, 1.2),
     (Contestant::Processor, Contestant::RdkafkaTransactions, 1_000, 0.0),
+    (Contestant::Processor, Contestant::KrafkaTransactions, 1_000, 0.9),
+    (Contestant::Processor, Contestant::KrafkaTransactions, 100, 0.9),
+    (Contestant::Processor, Contestant::ProcessorInTurn, 1_000, 0.0),
+    (Contestant::Processor, Contestant::ProcessorInTurn, 100, 0.0),
 ];
 
 struct Arguments {
@@ -45,8 +57,10 @@ fn main() {
     if let Err(why) = KafkaServer::jars() {
         return println!("skipped: {why}");
     }
+    // Before the broker, whose time it would take.
+    let krafka = krafka::build().map_err(|why| println!("krafka is left out: {why}")).ok();
     let broker = KafkaServer::start(&[]).expect("the broker starts");
-    let site = Site { address: broker.address().to_string() };
+    let site = Site { address: broker.address().to_string(), krafka };
     let wants = |name: &str| arguments.only.as_deref().is_none_or(|only| only == name);
     if wants("throughput") {
         throughput(&site, &arguments);
@@ -82,15 +96,18 @@ fn throughput(site: &Site, arguments: &Arguments) {
         "records of 1 KiB a second, {records} in each run, {} rounds; ratios are medians",
         arguments.rounds
     );
-    let mut ratios: Vec<Vec<f64>> = vec![Vec::new(); RATIOS.len()];
+    let is_there = |other: &Contestant| *other != Contestant::KrafkaTransactions || site.krafka.is_some();
+    let compared: Vec<_> = RATIOS.into_iter().filter(|(_, other, ..)| is_there(other)).collect();
+    let mut ratios: Vec<Vec<f64>> = vec![Vec::new(); compared.len()];
     // The first round warms the broker up, and does not count.
     for round in 0..=arguments.rounds {
         // A contestant runs once in a round for all ratios that it is in.
         let mut rates: BTreeMap<(Contestant, usize), f64> = BTreeMap::new();
-        for (place, (one, other, batch, _)) in RATIOS.into_iter().enumerate() {
+        for (place, (one, other, batch, _)) in compared.iter().copied().enumerate() {
             for contestant in [one, other] {
                 rates.entry((contestant, batch)).or_insert_with(|| {
-                    let flow = Flow::new(site, &format!("{round}-{contestant:?}-{batch}"), records, batch);
+                    let name = format!("{round}-{contestant:?}-{batch}").replace(['(', ')'], "-");
+                    let flow = Flow::new(site, &name, records, batch);
                     let rate = records as f64 / contestants::run(contestant, &flow).as_secs_f64();
                     println!("  {round}  {:<28} batches of {batch:<5} {rate:>9.0}/s", contestant.name());
                     rate
@@ -101,7 +118,7 @@ fn throughput(site: &Site, arguments: &Arguments) {
             }
         }
     }
-    for ((one, other, batch, goal), ratios) in RATIOS.into_iter().zip(ratios) {
+    for ((one, other, batch, goal), ratios) in compared.into_iter().zip(ratios) {
         let (ratio, goal) =
             (median(ratios), if goal > 0.0 { format!("(goal {goal:.2})") } else { String::new() });
         println!("{} / {}, batches of {batch}: {ratio:.2} {goal}", one.name(), other.name());
@@ -120,7 +137,9 @@ fn database(site: &Site, arguments: &Arguments) {
             ..Flow::new(site, &format!("{round}-{name}"), records, 100)
         };
         let broker = contestants::run(Contestant::Processor, &flow("to-topic"));
-        let ledger = contestants::to_sqlite(&flow("to-sqlite"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let ledger =
+            contestants::to_sqlite(&flow("to-sqlite"), contestants::database(&folder.path().join("rows.db")));
         let rate = |time: Duration| records as f64 / time.as_secs_f64();
         println!(
             "  {round}  broker's transaction {:>9.0}/s, SQLite with a ledger entry each {:>9.0}/s",
@@ -135,14 +154,22 @@ fn database(site: &Site, arguments: &Arguments) {
     );
 }
 
+/// The middle value, or the mean of the two middle ones; of none, not a number.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    let half = values.len() / 2;
+    match values.len() {
+        0 => f64::NAN,
+        count if count.is_multiple_of(2) => f64::midpoint(values[half - 1], values[half]),
+        _ => values[half],
+    }
 }
 
 /// The broker.
 struct Site {
     address: String,
+    /// The program over krafka, if it could be built.
+    krafka: Option<PathBuf>,
 }
 
 impl Site {

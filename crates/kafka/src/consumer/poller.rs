@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rdkafka::client::ClientContext;
@@ -26,6 +26,9 @@ pub(super) type Native = BaseConsumer<Context>;
 
 /// How long one poll waits for a record. Seeks and the end are noticed between two polls.
 const POLL: Duration = Duration::from_millis(50);
+/// How long an owner that is behind is waited for before partitions are paused. Rebalances are not served meanwhile.
+const OWNER_WAIT_MAX: Duration = Duration::from_millis(200);
+const OWNER_WAIT_STEP: Duration = Duration::from_millis(1);
 /// Time for one question to the broker.
 const QUESTION: Duration = Duration::from_secs(10);
 /// How long the broker is given to remove the committed offset of a topic that was deleted: if that came later than the first commit
@@ -352,7 +355,9 @@ fn native_config(config: &ConsumerConfig) -> ClientConfig {
         .set("heartbeat.interval.ms", (session_ms / 10).max(1).to_string())
         // A longer pause means that the process was stopped.
         .set("max.poll.interval.ms", poll_ms.to_string())
-        .set("queued.max.messages.kbytes", "16384");
+        .set("queued.max.messages.kbytes", "16384")
+        // After this time it looks whether there is room again. With the default, a second, a backlog is read in spurts.
+        .set("fetch.queue.backoff.ms", "10");
     native
 }
 
@@ -396,6 +401,7 @@ impl Poller<'_> {
 
     /// Stops fetching while too much waits for the owner, and polls on, so that rebalances are served.
     fn hold_back(&mut self) {
+        self.wait_for_owner();
         let (above, below) = (self.shared.is_above(1), !self.shared.is_above(2));
         let change = (above && (!self.paused || self.pause_again)) || (below && self.paused);
         let Some(assigned) = change.then(|| self.native.assignment().ok()).flatten() else { return };
@@ -403,6 +409,16 @@ impl Poller<'_> {
         match done {
             Ok(()) => (self.paused, self.pause_again) = (above, false),
             Err(error) => self.shared.tell(Event::Problem(error.to_string())),
+        }
+    }
+
+    /// Gives an owner that takes records the time for some. A pause is for one that does not: librdkafka drops what it has fetched,
+    /// and its thread that fetches sleeps for up to a second after it.
+    fn wait_for_owner(&self) {
+        let start = Instant::now();
+        let waits = || !self.paused && self.shared.is_above(1) && !self.shared.is_stopped();
+        while waits() && start.elapsed() < OWNER_WAIT_MAX {
+            std::thread::sleep(OWNER_WAIT_STEP);
         }
     }
 

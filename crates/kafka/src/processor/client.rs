@@ -1,15 +1,17 @@
 //! What a processor needs of a Kafka client: the seam where another client can stand.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hapax_core::mutant;
 use kafka_protocol::error::ResponseError;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{ProcessorConfig, ProcessorError};
 use crate::consumer::{Consumer, ConsumerConfig, Event, Revocation};
-use crate::machine::State;
+use crate::machine::{Misuse, State};
 use crate::partition::{GroupMetadata, TopicId, TopicPartition};
 use crate::producer::{Cause, NewRecord, NextOffset, Producer, ProducerConfig, ProducerError};
 use crate::wire::{Backoff, Cluster};
@@ -17,8 +19,11 @@ use crate::wire::{Backoff, Cluster};
 /// The ids of topics by name, or why a broker does not tell one.
 pub type TopicIds = BTreeMap<String, Result<TopicId, ResponseError>>;
 
-/// The known-bad variant that commits offsets when a record is read, and not in its transaction.
+/// Known-bad variants: one commits offsets when a record is read, and not in its transaction; one goes back to the batch's first records
+/// instead of aborting its transaction, and continues in that; one does not look at the committed offsets after a commit of unknown outcome.
 const OFFSETS_APART: &str = "kafka-offsets-apart";
+const ABORT_LEFT_OUT: &str = "kafka-abort-left-out";
+const SETTLED_UNREAD: &str = "kafka-settled-unread";
 
 pub(super) const TOPIC_IDS: &str = "reading the ids of topics";
 
@@ -26,6 +31,8 @@ pub(super) const TOPIC_IDS: &str = "reading the ids of topics";
 pub trait Client: Send {
     /// The next event of the group. Safe to cancel.
     fn next(&mut self) -> impl Future<Output = Event> + Send;
+    /// The next event that is there already.
+    fn try_next(&mut self) -> Option<Event>;
     /// Continues at another offset of an assigned partition.
     fn seek(&mut self, at: &TopicPartition, offset: i64);
     /// The member's identity, if it has all of these partitions since their records were read, or gives them up by this
@@ -35,7 +42,7 @@ pub trait Client: Send {
         partitions: &[TopicPartition],
         revocation: Option<&Revocation>,
     ) -> Option<GroupMetadata>;
-    /// Begins a transaction.
+    /// Begins a transaction. While a commit is under way it may be called if `overlaps`.
     fn begin(&mut self) -> Result<(), ProducerError>;
     /// Adds a record to the transaction.
     fn send(&mut self, record: NewRecord) -> impl Future<Output = Result<(), ProducerError>> + Send;
@@ -51,13 +58,16 @@ pub trait Client: Send {
         group: GroupMetadata,
         next: Vec<(TopicPartition, NextOffset)>,
     ) -> impl Future<Output = Result<(), ProcessorError>> + Send;
-    /// Whether the request to commit may have been sent: the transaction must not be aborted any more.
-    fn is_commit_sent(&self) -> bool;
-    /// Commits the transaction that was prepared. Safe to cancel; if the request may have been sent, it is called again.
-    fn commit(&mut self) -> impl Future<Output = Result<(), ProducerError>> + Send;
-    /// Aborts the transaction.
-    fn abort(&mut self) -> impl Future<Output = Result<(), ProducerError>> + Send;
-    /// After a commit of unknown outcome: settles it, and returns the committed offsets of the partitions that have one.
+    /// Whether another transaction can begin while the commit of the present one is under way. Asked when it is prepared.
+    fn overlaps(&self) -> bool;
+    /// Sends the request to commit the transaction that was prepared. From here on it must not be aborted, unless the commit is
+    /// refused. At most one commit is under way.
+    fn commit(&mut self) -> CommitAnswer;
+    /// Aborts the transaction that is open, and the one whose commit was refused; returns whether there was such a one. Another commit
+    /// that is under way is not touched.
+    fn abort(&mut self) -> impl Future<Output = Result<bool, ProducerError>> + Send;
+    /// After a commit of unknown outcome, and when no other transaction is open: settles it, and returns the committed offsets of the
+    /// partitions that have one.
     fn settle(
         &mut self,
         group: &str,
@@ -67,16 +77,61 @@ pub trait Client: Send {
     fn close(&mut self) -> impl Future<Output = ()> + Send;
 }
 
-/// librdkafka's consumer with this crate's producer.
+/// The answer to a commit. Safe to cancel.
+#[derive(Debug)]
+pub struct CommitAnswer(Option<oneshot::Receiver<Result<(), ProducerError>>>);
+
+impl CommitAnswer {
+    /// An answer, and where it is given.
+    pub fn new() -> (oneshot::Sender<Result<(), ProducerError>>, Self) {
+        let (answer, answered) = oneshot::channel();
+        (answer, Self(Some(answered)))
+    }
+
+    /// Waits for it. It is there once; then, and if the task that commits has ended, it is an error.
+    pub async fn wait(&mut self) -> Result<(), ProducerError> {
+        let answer = match &mut self.0 {
+            Some(answer) => answer.await.ok(),
+            None => None,
+        };
+        self.0 = None;
+        answer.unwrap_or_else(|| {
+            let cause = Cause::Other("the task that commits has ended".to_owned());
+            Err(ProducerError::Fatal { what: "the commit", cause })
+        })
+    }
+}
+
+/// librdkafka's consumer with this crate's producers: the transactions of two of them overlap.
 #[derive(Debug)]
 pub struct KafkaClient {
-    /// The member of the group.
-    pub consumer: Consumer,
-    /// The producer.
-    pub producer: Producer,
+    consumer: Consumer,
+    cluster: Arc<Cluster>,
+    /// The producer of the transaction that is open, or of the next one; `None` while its commit is under way.
+    producer: Option<Producer>,
+    /// The others, in whatever state their commits have left them; the one that was used last is the last.
+    others: Arc<Mutex<Vec<Producer>>>,
+    /// The producer that was used last is used again.
+    stays: bool,
+    /// The commit under way. It ends with this client.
+    commit: JoinSet<()>,
+    overlaps: bool,
+}
+
+/// The id of the producer that takes turns with that of `transactional_id` where transactions overlap.
+pub fn second_id(transactional_id: &str) -> String {
+    format!("{transactional_id}.2")
 }
 
 impl KafkaClient {
+    /// A member of a group, with a producer; a second one lets transactions overlap.
+    pub fn new(consumer: Consumer, producer: Producer, second: Option<Producer>) -> Self {
+        let (cluster, overlaps) = (producer.cluster().clone(), second.is_some());
+        let others = Arc::new(Mutex::new(second.into_iter().collect()));
+        let (producer, commit) = (Some(producer), JoinSet::new());
+        Self { consumer, cluster, producer, others, stays: false, commit, overlaps }
+    }
+
     /// Checks that a batch fits into a transaction, takes the transactional id over, and then joins the group: the
     /// transaction of a predecessor is ended before its offsets are read.
     pub async fn connect(
@@ -99,20 +154,75 @@ impl KafkaClient {
         let mut consumer = consumer.clone();
         consumer.revoke_wait = consumer.revoke_wait.max(processor.handler_timeout + processor.revoke_timeout);
         consumer.assign_wait = consumer.assign_wait.max(settling + delivery * 2);
+        let second_id = second_id(&producer.transactional_id);
+        let second = ProducerConfig { transactional_id: second_id, ..producer.clone() };
         let producer = Producer::connect(producer).await?;
-        Ok(Self { consumer: Consumer::start(&consumer)?, producer })
+        let second = if processor.overlap {
+            Some(Producer::connect_on(producer.cluster().clone(), second).await?)
+        } else {
+            None
+        };
+        Ok(Self::new(Consumer::start(&consumer)?, producer, second))
+    }
+
+    /// The producer of the transaction that is open, or of the next one. After its commit that is the other one, or the same one
+    /// when it is answered.
+    fn producer(&mut self) -> Result<&mut Producer, ProducerError> {
+        if self.producer.is_none() {
+            let mut others = lock(&self.others);
+            let is_ready = |other: &Producer| other.state() == State::Ready;
+            let last = others.iter().rposition(is_ready);
+            let place = if self.stays { last } else { others.iter().position(is_ready) };
+            self.producer = place.map(|place| others.remove(place));
+        }
+        let state = State::Committing;
+        self.producer.as_mut().ok_or_else(|| Misuse::State { call: "begin", state }.into())
+    }
+
+    /// Aborts the transaction of a producer that is not the present one. It is kept in any case.
+    async fn abort_other(&mut self, mut other: Producer) -> Result<(), ProducerError> {
+        let aborted = other.abort().await;
+        lock(&self.others).push(other);
+        aborted
+    }
+
+    /// Takes a producer that is not the present one.
+    fn take(&self, which: impl Fn(&Producer) -> bool) -> Option<Producer> {
+        let mut others = lock(&self.others);
+        let place = others.iter().position(which)?;
+        Some(others.remove(place))
+    }
+}
+
+/// Whether the transaction of a producer can only be aborted.
+fn is_refused(producer: &Producer) -> bool {
+    matches!(producer.state(), State::Failed | State::Aborting)
+}
+
+fn lock(producers: &Mutex<Vec<Producer>>) -> MutexGuard<'_, Vec<Producer>> {
+    producers.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl KafkaClient {
+    /// Does nothing but in the variant that commits what is read.
+    fn read(&self, event: &Event) {
+        if let Event::Record(record) = event
+            && mutant::is(OFFSETS_APART)
+        {
+            self.consumer.commit([(&record.at, record.offset + 1)]);
+        }
     }
 }
 
 impl Client for KafkaClient {
     async fn next(&mut self) -> Event {
         let event = self.consumer.next().await;
-        if mutant::is(OFFSETS_APART)
-            && let Event::Record(record) = &event
-        {
-            self.consumer.commit([(&record.at, record.offset + 1)]);
-        }
+        self.read(&event);
         event
+    }
+
+    fn try_next(&mut self) -> Option<Event> {
+        self.consumer.try_next().inspect(|event| self.read(event))
     }
 
     fn seek(&mut self, at: &TopicPartition, offset: i64) {
@@ -128,15 +238,19 @@ impl Client for KafkaClient {
     }
 
     fn begin(&mut self) -> Result<(), ProducerError> {
-        self.producer.begin()
+        let producer = self.producer()?;
+        if mutant::is(ABORT_LEFT_OUT) && producer.state() == State::Open {
+            return Ok(());
+        }
+        producer.begin()
     }
 
     async fn send(&mut self, record: NewRecord) -> Result<(), ProducerError> {
-        self.producer.send(record).await
+        self.producer()?.send(record).await
     }
 
     async fn topic_ids(&self, topics: &BTreeSet<Arc<str>>) -> Result<TopicIds, ProducerError> {
-        let asked = self.producer.cluster().topic_ids(topics.iter().map(|topic| &**topic));
+        let asked = self.cluster.topic_ids(topics.iter().map(|topic| &**topic));
         asked.await.map_err(|error| ProducerError::Unavailable { what: TOPIC_IDS, cause: error.into() })
     }
 
@@ -145,26 +259,46 @@ impl Client for KafkaClient {
         group: GroupMetadata,
         next: Vec<(TopicPartition, NextOffset)>,
     ) -> Result<(), ProcessorError> {
-        let cluster = self.producer.cluster().clone();
-        let deadline = Instant::now() + self.producer.delivery_timeout();
+        let cluster = self.cluster.clone();
+        let producer = self.producer()?;
+        let deadline = Instant::now() + producer.delivery_timeout();
         if !mutant::is(OFFSETS_APART) {
-            self.producer.offsets(group, next.iter().cloned())?;
+            producer.offsets(group, next.iter().cloned())?;
         }
-        let prepared = async { Ok(self.producer.prepare().await?) };
+        let prepared = async { Ok(producer.prepare().await?) };
         tokio::try_join!(prepared, same_topics(&cluster, &next, deadline))?;
         Ok(())
     }
 
-    fn is_commit_sent(&self) -> bool {
-        matches!(self.producer.state(), State::Committing | State::Unknown)
+    /// Offsets of another producer must not be written while a copy of this one's may still arrive.
+    fn overlaps(&self) -> bool {
+        self.overlaps && !self.producer.as_ref().is_some_and(Producer::offsets_may_return)
     }
 
-    async fn commit(&mut self) -> Result<(), ProducerError> {
-        self.producer.commit().await
+    fn commit(&mut self) -> CommitAnswer {
+        let (answer, answered) = CommitAnswer::new();
+        while self.commit.try_join_next().is_some() {}
+        self.stays = !self.overlaps();
+        let Some(mut producer) = self.producer.take() else { return answered };
+        let others = self.others.clone();
+        self.commit.spawn(async move {
+            let committed = producer.commit().await;
+            // Before the answer: whoever has it finds the producer.
+            lock(&others).push(producer);
+            let _ = answer.send(committed);
+        });
+        answered
     }
 
-    async fn abort(&mut self) -> Result<(), ProducerError> {
-        self.producer.abort().await
+    async fn abort(&mut self) -> Result<bool, ProducerError> {
+        let open = match &mut self.producer {
+            Some(producer) if producer.state() == State::Open && mutant::is(ABORT_LEFT_OUT) => Ok(()),
+            Some(producer) if producer.state() != State::Ready => producer.abort().await,
+            _ => Ok(()),
+        };
+        let Some(refused) = self.take(is_refused) else { return open.map(|()| false) };
+        self.abort_other(refused).await?;
+        open.map(|()| true)
     }
 
     async fn settle(
@@ -172,8 +306,14 @@ impl Client for KafkaClient {
         group: &str,
         partitions: &[TopicPartition],
     ) -> Result<BTreeMap<TopicPartition, i64>, ProducerError> {
-        self.producer.recover().await?;
-        self.producer.committed(group, partitions).await
+        if let Some(mut unknown) = self.take(|producer| producer.state() == State::Unknown) {
+            unknown.recover().await?;
+            lock(&self.others).push(unknown);
+        }
+        if mutant::is(SETTLED_UNREAD) {
+            return Ok(BTreeMap::new());
+        }
+        self.producer()?.committed(group, partitions).await
     }
 
     async fn close(&mut self) {

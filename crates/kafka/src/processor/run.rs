@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::batch::Batch;
-use super::client::{TOPIC_IDS, require_same};
+use super::client::{CommitAnswer, TOPIC_IDS, require_same};
 use super::{Client, Failure, Handler, ProcessorCells, ProcessorConfig, ProcessorError, Totals};
 use crate::consumer::{Assignment, ConsumerError, Event, Record, Revocation, StartAt};
-use crate::partition::{TopicId, TopicPartition};
+use crate::partition::{GroupMetadata, TopicId, TopicPartition};
 use crate::producer::{Cause, ErrorKind, NewRecord, NextOffset, ProducerError};
 use crate::wire::Backoff;
 
@@ -25,6 +25,8 @@ pub struct Processor<C, H> {
     /// When the topics were last compared with those of the brokers.
     compared: Instant,
     batch: Batch,
+    /// The batch before it, while its commit is under way.
+    committing: Option<Committing>,
     /// When the batch has to be committed.
     due: Option<Instant>,
     /// Records that failed and are not committed yet, by partition and offset. A batch may have several of them.
@@ -34,14 +36,35 @@ pub struct Processor<C, H> {
     counts: Arc<ProcessorCells>,
 }
 
-/// Time for the abort of what a failed run has left open, so that readers do not wait for its timeout.
-const LAST_ABORT_MAX: Duration = Duration::from_secs(5);
+/// Time for the end of what a failed run has left open, so that readers do not wait for its timeout.
+const LAST_END_MAX: Duration = Duration::from_secs(5);
 
 /// Time to learn which topics new partitions belong to.
 const ASSIGN_MAX: Duration = Duration::from_secs(30);
+/// How long records that wait are taken in a row.
+const READY_MAX: Duration = Duration::from_millis(1);
 /// How often the topics are compared with those of the brokers while no record comes: in a topic that was created again, the
 /// records may be in front of the offset that is waited at.
 const COMPARE_EVERY: Duration = Duration::from_secs(5);
+
+/// A batch whose commit was sent.
+#[derive(Debug)]
+struct Committing {
+    batch: Batch,
+    /// The group that its offsets belong to.
+    group: String,
+    answer: CommitAnswer,
+}
+
+impl Committing {
+    /// Waits for the answer; without a commit it does not end. Safe to cancel.
+    async fn answer(committing: &mut Option<Self>) -> Result<(), ProducerError> {
+        match committing {
+            Some(committing) => committing.answer.wait().await,
+            None => std::future::pending().await,
+        }
+    }
+}
 
 /// How often a record failed, and the last reason.
 #[derive(Debug, Clone, Default)]
@@ -62,6 +85,7 @@ impl<C: Client, H: Handler> Processor<C, H> {
             topics: BTreeMap::new(),
             compared: Instant::now(),
             batch: Batch::default(),
+            committing: None,
             due: None,
             failing: HashMap::new(),
             backoff: Backoff::new(),
@@ -83,11 +107,16 @@ impl<C: Client, H: Handler> Processor<C, H> {
         let ended = self.run_until(end).await;
         match &ended {
             Err(ProcessorError::Producer(ProducerError::Fenced { .. })) => self.counts.producer_fenced.add(),
-            // What is not aborted here is aborted by the next start, or when it times out.
-            Err(_) if !self.batch.is_empty() && !self.client.is_commit_sent() => {
-                let _ = timeout(LAST_ABORT_MAX, self.client.abort()).await;
+            // What is not ended here is ended by the next start, or when it times out.
+            Err(_) => {
+                if self.committing.is_some()
+                    && let Ok(Ok(())) = timeout(LAST_END_MAX, Committing::answer(&mut self.committing)).await
+                {
+                    self.committed();
+                }
+                let _ = timeout(LAST_END_MAX, self.client.abort()).await;
             }
-            _ => {}
+            Ok(()) => {}
         }
         self.client.close().await;
         ended.map(|()| self.totals)
@@ -99,12 +128,31 @@ impl<C: Client, H: Handler> Processor<C, H> {
             let due = self.due;
             tokio::select! {
                 biased;
-                () = &mut end => return self.commit(None).await,
+                () = &mut end => {
+                    self.commit(None).await?;
+                    return self.finish().await;
+                }
+                answer = Committing::answer(&mut self.committing) => self.answered(answer).await?,
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.commit(None).await?,
                 () = sleep_until(self.compared + COMPARE_EVERY), if due.is_none() => self.compare_topics().await?,
-                event = self.client.next() => self.take(event).await?,
+                event = self.client.next() => {
+                    self.take(event).await?;
+                    self.take_ready().await?;
+                }
             }
         }
+    }
+
+    /// Takes what is there already, for a short time: the end and the time of the batch are not looked at for each record.
+    async fn take_ready(&mut self) -> Result<(), ProcessorError> {
+        let until = Instant::now() + READY_MAX;
+        while Instant::now() < self.due.map_or(until, |due| until.min(due)) {
+            match self.client.try_next() {
+                Some(event) => self.take(event).await?,
+                None => break,
+            }
+        }
+        Ok(())
     }
 
     async fn take(&mut self, event: Event) -> Result<(), ProcessorError> {
@@ -113,8 +161,17 @@ impl<C: Client, H: Handler> Processor<C, H> {
             Event::Assigned(assignment) => self.assigned(assignment).await?,
             Event::Revoked(revocation) => {
                 let partitions = revocation.partitions.clone();
+                let is_committing = |it: &Committing| it.batch.holds_any(&partitions);
                 if self.batch.holds_any(&partitions) {
                     self.commit(Some(revocation)).await?;
+                } else if self.committing.as_ref().is_some_and(is_committing) {
+                    // The next owner's start waits for an answer that does not come in time.
+                    let limit = self.config.revoke_timeout;
+                    let answer = timeout(limit, Committing::answer(&mut self.committing)).await;
+                    self.forget(&partitions);
+                    if let Ok(answer) = answer {
+                        self.answered(answer).await?;
+                    }
                 }
                 self.forget(&partitions);
             }
@@ -169,6 +226,9 @@ impl<C: Client, H: Handler> Processor<C, H> {
     fn forget(&mut self, partitions: &[TopicPartition]) {
         self.failing.retain(|(at, _), _| !partitions.contains(at));
         self.topics.retain(|at, _| !partitions.contains(at));
+        if let Some(committing) = &mut self.committing {
+            committing.batch.forget(partitions);
+        }
     }
 
     /// Ends with an error if a topic was created again. What is not answered is asked again later.
@@ -201,8 +261,8 @@ impl<C: Client, H: Handler> Processor<C, H> {
                 Some(letter) => vec![letter],
             },
         };
+        let letter = self.is_last(&record);
         for output in output {
-            let letter = self.is_last(&record);
             match self.client.send(output).await {
                 Ok(()) => {}
                 // Too large, for example. Others of this record may be sent already, so its letter has to wait.
@@ -239,7 +299,7 @@ impl<C: Client, H: Handler> Processor<C, H> {
     }
 
     fn is_last(&self, record: &Record) -> bool {
-        self.failing.get(&place(record)).is_some_and(|failed| failed.is_last)
+        !self.failing.is_empty() && self.failing.get(&place(record)).is_some_and(|failed| failed.is_last)
     }
 
     /// Counts a failure of the handler. `None`: the record is tried again.
@@ -276,59 +336,113 @@ impl<C: Client, H: Handler> Processor<C, H> {
         ProcessorError::Handler { at, offset, attempts, reason: reason.to_owned() }
     }
 
-    /// Commits the batch under way; afterwards there is none. If it is because partitions are revoked, they are let go of
-    /// within the bound.
+    /// Sends the commit of the batch under way; afterwards there is none. Unless transactions overlap, or if it is because partitions
+    /// are revoked, it is answered then; partitions are let go of within the bound.
     async fn commit(&mut self, revocation: Option<Revocation>) -> Result<(), ProcessorError> {
+        self.due = None;
         if self.batch.is_empty() {
-            self.due = None;
             return Ok(());
         }
         let revoked = revocation.as_ref().map(|it| it.partitions.clone()).unwrap_or_default();
         let Some(group) = self.client.owner_of(&self.batch.partitions(), revocation.as_ref()) else {
             return self.abort(&revoked).await;
         };
-        let name = group.group.clone();
-        let next = self.next_offsets();
-        let commit = async {
-            self.client.prepare(group, next).await?;
-            Ok(self.client.commit().await?)
-        };
-        let committed = match &revocation {
-            None => commit.await,
-            Some(_) => match timeout(self.config.revoke_timeout, commit).await {
-                Ok(committed) => committed,
-                Err(_) if !self.client.is_commit_sent() => return self.abort(&revoked).await,
-                Err(_) => {
-                    // A commit that was sent is never aborted. The next owner's start waits until it is settled.
+        let sent = if revocation.is_none() {
+            self.send_commit(group).await
+        } else {
+            let limit = self.config.revoke_timeout;
+            let answered = async {
+                self.send_commit(group).await?;
+                Ok(Committing::answer(&mut self.committing).await?)
+            };
+            match timeout(limit, answered).await {
+                Ok(answered) => answered.map(|()| {
+                    self.committed();
+                    false
+                }),
+                // A commit that was sent is never aborted. The next owner's start waits until it is settled.
+                Err(_) if self.batch.is_empty() => {
+                    self.forget(&revoked);
                     drop(revocation);
-                    self.client.commit().await.map_err(ProcessorError::from)
+                    return self.finish().await;
                 }
-            },
+                Err(_) => return self.abort(&revoked).await,
+            }
         };
-        match committed {
+        match sent {
+            Ok(true) => Ok(()),
+            Ok(false) => self.finish().await,
+            Err(error) => {
+                self.forget(&revoked);
+                self.uncommitted(error, &revoked).await
+            }
+        }
+    }
+
+    /// Writes all that belongs to the batch, and sends its commit when the batch before it is committed. When it was cancelled, the batch
+    /// is still there if its commit was not sent. Returns whether the next batch may begin before the answer.
+    async fn send_commit(&mut self, group: GroupMetadata) -> Result<bool, ProcessorError> {
+        let name = group.group.clone();
+        self.client.prepare(group, self.next_offsets()).await?;
+        if self.committing.is_some() {
+            Committing::answer(&mut self.committing).await?;
+            self.committed();
+        }
+        let overlaps = self.client.overlaps();
+        let batch = std::mem::take(&mut self.batch);
+        self.committing = Some(Committing { batch, group: name, answer: self.client.commit() });
+        Ok(overlaps)
+    }
+
+    /// Waits for the answer to the commit under way, if there is one.
+    async fn finish(&mut self) -> Result<(), ProcessorError> {
+        if self.committing.is_none() {
+            return Ok(());
+        }
+        let answer = Committing::answer(&mut self.committing).await;
+        self.answered(answer).await
+    }
+
+    /// Takes over the answer to the commit under way.
+    async fn answered(&mut self, answer: Result<(), ProducerError>) -> Result<(), ProcessorError> {
+        match answer {
             Ok(()) => {
-                self.compared = Instant::now();
-                self.totals.commits += 1;
-                self.totals.records += self.batch.records as u64;
-                self.totals.dead += self.batch.dead;
-                self.counts.commits.add();
-                self.counts.records.add_many(self.batch.records);
-                self.counts.dead.add_many(self.batch.dead as usize);
-                self.backoff = Backoff::new();
-                for (at, next) in self.batch.next() {
-                    self.failing.retain(|(failed, offset), _| *failed != at || *offset >= next);
-                }
-                self.clear();
+                self.committed();
                 Ok(())
             }
-            Err(ProcessorError::Producer(error)) if error.kind() == ErrorKind::Unknown => {
-                self.settle(&name, error).await
-            }
-            Err(ProcessorError::Producer(error)) if error.kind() == ErrorKind::Abortable => {
+            Err(error) => self.uncommitted(error.into(), &[]).await,
+        }
+    }
+
+    /// The commit under way has succeeded.
+    fn committed(&mut self) {
+        let Some(Committing { batch, .. }) = self.committing.take() else { return };
+        self.compared = Instant::now();
+        self.totals.commits += 1;
+        self.totals.records += batch.records as u64;
+        self.totals.dead += batch.dead;
+        self.counts.commits.add();
+        self.counts.records.add_many(batch.records);
+        self.counts.dead.add_many(batch.dead as usize);
+        self.backoff = Backoff::new();
+        for (at, next) in batch.next() {
+            self.failing.retain(|(failed, offset), _| *failed != at || *offset >= next);
+        }
+    }
+
+    /// The batch under way was not written, or the commit of the one before it has failed: then none of the two stands.
+    async fn uncommitted(
+        &mut self,
+        error: ProcessorError,
+        gone: &[TopicPartition],
+    ) -> Result<(), ProcessorError> {
+        match error {
+            ProcessorError::Producer(error) if error.kind() == ErrorKind::Unknown => self.settle(error).await,
+            ProcessorError::Producer(error) if error.kind() == ErrorKind::Abortable => {
                 tracing::warn!(%error, "the batch is tried again");
-                self.abort(&revoked).await
+                self.abort(gone).await
             }
-            Err(error) => Err(error),
+            error => Err(error),
         }
     }
 
@@ -350,17 +464,15 @@ impl<C: Client, H: Handler> Processor<C, H> {
         self.abort(&[]).await
     }
 
-    /// Aborts the batch under way, and goes back to its first records, except in partitions that are gone.
+    /// Aborts the batch under way, and the one before it if its commit was refused. Goes back to their first records, except in
+    /// partitions that are gone.
     async fn abort(&mut self, gone: &[TopicPartition]) -> Result<(), ProcessorError> {
-        self.client.abort().await?;
-        self.totals.aborts += 1;
-        self.counts.aborts.add();
-        self.batch.forget(gone);
-        let first: Vec<_> = self.batch.first().collect();
-        for (at, offset) in first {
+        let refused = self.client.abort().await?;
+        self.count_aborts(usize::from(!self.batch.is_empty()) + usize::from(refused));
+        let first = self.take_back(refused);
+        for (at, offset) in first.into_iter().filter(|(at, _)| !gone.contains(at)) {
             self.client.seek(&at, offset);
         }
-        self.clear();
         if gone.is_empty() {
             self.backoff.wait().await;
         }
@@ -368,24 +480,38 @@ impl<C: Client, H: Handler> Processor<C, H> {
     }
 
     /// Continues where the committed offsets are.
-    async fn settle(&mut self, group: &str, error: ProducerError) -> Result<(), ProcessorError> {
+    async fn settle(&mut self, error: ProducerError) -> Result<(), ProcessorError> {
         tracing::warn!(%error, "the commit is settled with the coordinator");
-        let first: Vec<_> = self.batch.first().collect();
-        let partitions: Vec<_> = first.iter().map(|(at, _)| at.clone()).collect();
-        let committed = self.client.settle(group, &partitions).await?;
-        for (at, first) in first {
+        if !self.batch.is_empty() {
+            self.client.abort().await?;
+            self.count_aborts(1);
+        }
+        let unknown = self.committing.as_ref();
+        let group = unknown.map(|it| it.group.clone()).unwrap_or_default();
+        let partitions = unknown.map(|it| it.batch.partitions()).unwrap_or_default();
+        let committed = self.client.settle(&group, &partitions).await?;
+        for (at, first) in self.take_back(true) {
             let offset = committed.get(&at).copied().unwrap_or(first);
             self.client.seek(&at, offset);
         }
         self.totals.settled += 1;
         self.counts.settled.add();
-        self.clear();
         Ok(())
     }
 
-    fn clear(&mut self) {
-        self.batch = Batch::default();
+    fn count_aborts(&mut self, count: usize) {
+        self.totals.aborts += count as u64;
+        self.counts.aborts.add_many(count);
+    }
+
+    /// Drops the batch under way, and with `both` the one before it. Returns where they began.
+    fn take_back(&mut self, both: bool) -> BTreeMap<TopicPartition, i64> {
         self.due = None;
+        let mut first: BTreeMap<_, _> = std::mem::take(&mut self.batch).first().collect();
+        if both && let Some(before) = self.committing.take() {
+            first.extend(before.batch.first());
+        }
+        first
     }
 }
 

@@ -15,7 +15,7 @@ use super::error::{Meaning, meaning};
 use super::transaction::{call_coordinator, may_retry};
 use super::{Cause, Producer, ProducerError};
 use crate::partition::{TopicId, TopicPartition};
-use crate::wire::{Backoff, Cluster, CoordinatorKind, text};
+use crate::wire::{Backoff, Cluster, CoordinatorKind, WireError, text};
 
 /// The version that adds the group to the transaction implicitly.
 const OFFSETS_VERSION: i16 = 5;
@@ -119,14 +119,16 @@ fn read_offsets(response: &OffsetFetchResponse) -> Result<BTreeMap<TopicPartitio
     Ok(offsets)
 }
 
-/// Sends a transaction's offsets to the group's coordinator until they are written.
+/// Sends a transaction's offsets to the group's coordinator until they are written. Returns whether an attempt stayed unanswered: then
+/// a copy of them may arrive later.
 pub(super) async fn send_offsets(
     cluster: Arc<Cluster>,
     request: TxnOffsetCommitRequest,
     deadline: Instant,
-) -> Result<(), Cause> {
+) -> Result<bool, Cause> {
     let group = request.group_id.to_string();
     let mut backoff = Backoff::new();
+    let mut unanswered = false;
     loop {
         let called =
             call_coordinator(&cluster, CoordinatorKind::Group, &group, &request, OFFSETS_VERSION).await;
@@ -134,7 +136,7 @@ pub(super) async fn send_offsets(
             Ok(response) => {
                 let mut errors = response.topics.iter().flat_map(|topic| &topic.partitions);
                 match errors.find_map(|partition| partition.error_code.err()) {
-                    None => return Ok(()),
+                    None => return Ok(unanswered),
                     Some(error) => Cause::Broker(error),
                 }
             }
@@ -143,6 +145,7 @@ pub(super) async fn send_offsets(
         if !may_retry(&cause) || Instant::now() >= deadline {
             return Err(cause);
         }
+        unanswered |= matches!(&cause, Cause::Wire(error) if !matches!(error, WireError::Connect { .. }));
         if let Cause::Broker(error) = &cause
             && meaning(*error) == Meaning::Moved
         {

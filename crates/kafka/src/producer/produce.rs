@@ -6,7 +6,7 @@ use bytes::Bytes;
 use kafka_protocol::error::{ParseResponseErrorCode as _, ResponseError};
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka_protocol::messages::{ProduceRequest, ProduceResponse};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::error::{Meaning, meaning};
@@ -21,6 +21,41 @@ const WHAT: &str = "producing records";
 
 /// Batches of one broker.
 type Batches = BTreeMap<TopicPartition, Bytes>;
+/// A request's batches, and how it ended.
+pub(super) type Produced = (Batches, Result<ProduceResponse, WireError>);
+
+/// A partition's records that are in no batch yet.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    records: Vec<NewRecord>,
+    bytes: usize,
+}
+
+impl Waiting {
+    pub(super) fn add(&mut self, record: NewRecord, bytes: usize) {
+        self.records.push(record);
+        self.bytes += bytes;
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The first records, as many as fit, and their size.
+    fn take(&mut self, bytes_max: usize) -> (Vec<NewRecord>, usize) {
+        let (mut count, mut bytes) = (0, 0);
+        for record in &self.records {
+            if bytes + record.bytes() > bytes_max {
+                break;
+            }
+            bytes += record.bytes();
+            count += 1;
+        }
+        let rest = self.records.split_off(count);
+        self.bytes -= bytes;
+        (std::mem::replace(&mut self.records, rest), bytes)
+    }
+}
 
 impl Producer {
     /// The record's partition.
@@ -68,68 +103,85 @@ impl Producer {
         }
     }
 
-    /// Forms a batch of each partition that has records and no unanswered batch.
-    pub(super) fn form_batches(&mut self) -> Result<(), ProducerError> {
-        let waiting = std::mem::take(&mut self.waiting);
-        for (partition, mut records) in waiting {
-            if self.unanswered.contains_key(&partition) {
-                self.waiting.insert(partition, records);
-                continue;
-            }
-            let mut bytes = 0;
-            let count = records
-                .iter()
-                .take_while(|record| {
-                    bytes += record.bytes();
-                    bytes <= self.config.batch_bytes_max
-                })
-                .count();
-            let rest = records.split_off(count);
-            let formed = records.iter().map(NewRecord::bytes).sum::<usize>();
-            let batch = self.machine.batch(partition.clone(), i32::try_from(count).unwrap_or(i32::MAX))?;
+    /// Takes the answers that are there, and sends batches that are worth a request if there is one, without waiting for answers. A
+    /// batch that has to be sent again waits for the next flush or the commit.
+    pub(super) async fn send_ahead(&mut self, is_worth: bool) -> Result<(), ProducerError> {
+        while let Some(done) = self.calls.try_join_next() {
+            self.answered(done)?;
+        }
+        if is_worth && !self.is_ending() {
+            self.form_batches(self.config.batch_bytes_min)?;
+            self.start_calls().await?;
+        }
+        Ok(())
+    }
+
+    /// Forms a batch of each partition that has as many bytes and no unanswered batch.
+    fn form_batches(&mut self, bytes_min: usize) -> Result<(), ProducerError> {
+        let may = |(at, waiting): (&TopicPartition, &Waiting)| {
+            let formed = waiting.bytes >= bytes_min && !self.unanswered.contains_key(at);
+            formed.then(|| at.clone())
+        };
+        let partitions: Vec<TopicPartition> = self.waiting.iter().filter_map(may).collect();
+        for partition in partitions {
+            let Some(mut waiting) = self.waiting.shift_remove(&partition) else { continue };
+            let (records, bytes) = waiting.take(self.config.batch_bytes_max);
+            let count = i32::try_from(records.len()).unwrap_or(i32::MAX);
+            let batch = self.machine.batch(partition.clone(), count)?;
             let transactional = self.transactional_id().is_some();
-            let encoded = encode(batch, records, transactional).inspect_err(|_| self.machine.fail())?;
-            self.waiting_bytes = self.waiting_bytes.saturating_sub(formed);
+            let encoded = encode(batch, records, transactional);
+            let encoded = encoded.map_err(|error| self.failed(WHAT, Cause::Other(error.to_string())))?;
+            self.waiting_bytes = self.waiting_bytes.saturating_sub(bytes);
             self.unanswered.insert(partition.clone(), encoded);
-            if !rest.is_empty() {
-                self.waiting.insert(partition, rest);
+            if !waiting.records.is_empty() {
+                self.waiting.insert(partition, waiting);
             }
         }
         Ok(())
     }
 
-    /// Sends the unanswered batches until all are written.
+    /// Sends all records that wait and all unanswered batches, until all are written.
     pub(super) async fn deliver(&mut self) -> Result<(), ProducerError> {
+        self.deliver_until(|producer| producer.unanswered.is_empty()).await
+    }
+
+    /// Sends records until no more of them wait. The last batches are formed, and not sent yet.
+    pub(super) async fn form_last_batches(&mut self) -> Result<(), ProducerError> {
+        self.deliver_until(|producer| producer.waiting.is_empty()).await
+    }
+
+    async fn deliver_until(&mut self, is_done: fn(&Self) -> bool) -> Result<(), ProducerError> {
         let deadline = Instant::now() + self.config.delivery_timeout;
         let mut backoff = Backoff::new();
         loop {
-            let mut cause = self.deliver_once().await?;
-            if self.unanswered.is_empty() {
+            self.form_batches(0)?;
+            if is_done(self) {
                 return Ok(());
             }
+            self.ended_before().await;
+            let mut failure = self.start_calls().await?;
+            while let Some(done) = self.calls.join_next().await {
+                match self.answered(done)? {
+                    Some(cause) => failure = Some(cause),
+                    // Its partition may have more.
+                    None if failure.is_none() && !self.waiting.is_empty() => break,
+                    None => {}
+                }
+            }
+            let Some(cause) = failure else { continue };
             if Instant::now() >= deadline {
-                let cause = cause.take().unwrap_or_else(|| Cause::Other("no leader".to_owned()));
                 return Err(self.failed(WHAT, cause));
             }
             backoff.wait().await;
         }
     }
 
-    /// One attempt with each leader. Returns the last failure that another attempt may mend.
-    async fn deliver_once(&mut self) -> Result<Option<Cause>, ProducerError> {
-        let before = std::mem::replace(&mut self.known, true);
-        let delivered = self.deliver_to_leaders().await;
-        if delivered.as_ref().is_err_and(ProducerError::is_stale) {
-            self.known = before;
-        }
-        delivered
-    }
-
-    async fn deliver_to_leaders(&mut self) -> Result<Option<Cause>, ProducerError> {
+    /// Sends the unanswered batches that are in no request to their leaders. Returns the last failure that another attempt may mend.
+    async fn start_calls(&mut self) -> Result<Option<Cause>, ProducerError> {
         let mut failure = None;
         let mut by_leader: BTreeMap<String, Batches> = BTreeMap::new();
         let mut denied = None;
-        for (partition, batch) in &self.unanswered {
+        for (partition, batch) in self.unanswered.iter().filter(|(at, _)| !self.called.contains(at)) {
             match self.leader(partition).await {
                 Ok(address) => {
                     by_leader.entry(address).or_default().insert(partition.clone(), batch.clone());
@@ -143,26 +195,42 @@ impl Producer {
         if let Some(cause) = denied {
             return Err(self.forbidden(WHAT, cause));
         }
-        let mut calls = JoinSet::new();
         for (address, batches) in by_leader {
             let (cluster, request) = (self.cluster.clone(), self.request(&batches));
-            calls.spawn(async move {
+            self.called.extend(batches.keys().cloned());
+            self.calls.spawn(async move {
                 let response = cluster.call_at(&address, &request, PRODUCE_VERSION).await;
                 (batches, response.map(|(response, _)| response))
             });
         }
-        while let Some(done) = calls.join_next().await {
-            match done {
-                Ok((batches, Ok(response))) => {
-                    if let Some(cause) = self.produced(&batches, &response)? {
-                        failure = Some(cause);
-                    }
-                }
-                Ok((batches, Err(error))) => failure = Some(self.unreached(&batches, error)?),
-                Err(error) => failure = Some(Cause::Other(error.to_string())),
-            }
-        }
         Ok(failure)
+    }
+
+    /// Takes over how a request ended. Returns a failure that another attempt may mend.
+    fn answered(&mut self, done: Result<Produced, JoinError>) -> Result<Option<Cause>, ProducerError> {
+        let (batches, response) = match done {
+            Ok(done) => done,
+            Err(error) => {
+                self.drop_calls();
+                return Ok(Some(Cause::Other(error.to_string())));
+            }
+        };
+        self.called.retain(|at| !batches.contains_key(at));
+        let answered = match response {
+            Ok(response) => self.produced(&batches, &response),
+            Err(error) => self.unreached(&batches, error).map(Some),
+        };
+        self.known |= !answered.as_ref().is_err_and(ProducerError::is_stale);
+        let failure = answered.inspect_err(|_| self.drop_calls())?;
+        let is_open = batches.keys().any(|at| self.unanswered.contains_key(at));
+        let missing = || is_open.then(|| Cause::Other("the answer leaves a partition out".to_owned()));
+        Ok(failure.or_else(missing))
+    }
+
+    /// Forgets the requests under way, which may have reached their brokers.
+    pub(super) fn drop_calls(&mut self) {
+        self.calls = JoinSet::new();
+        self.called.clear();
     }
 
     async fn leader(&self, partition: &TopicPartition) -> Result<String, Cause> {
@@ -250,6 +318,7 @@ impl Producer {
     fn written(&mut self, partition: &TopicPartition) {
         self.machine.batch_written(partition);
         self.unanswered.remove(partition);
+        self.added.insert(partition.clone());
     }
 
     /// The transaction can only be aborted now.

@@ -1,13 +1,17 @@
 //! Requests to the transaction coordinator: initialisation, the end of a transaction.
 
+use std::time::Duration;
+
+use hapax_core::mutant;
 use kafka_protocol::error::{ParseResponseErrorCode as _, ResponseError};
+use kafka_protocol::messages::describe_transactions_response::TransactionState;
 use kafka_protocol::messages::{DescribeTransactionsRequest, EndTxnRequest, InitProducerIdRequest};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::error::{Meaning, meaning};
 use super::offsets::send_offsets;
-use super::{Cause, Producer, ProducerError};
+use super::{Cause, Prepared, Producer, ProducerError};
 use crate::machine::{Ending, Identity, State};
 use crate::wire::{Backoff, Call, Cluster, CoordinatorKind, WireError, text};
 
@@ -19,6 +23,15 @@ const INIT_VERSION: i16 = 5;
 /// The version that raises the epoch.
 const END_VERSION: i16 = 5;
 const DESCRIBE_VERSION: i16 = 0;
+
+/// How long the markers of a transaction are waited for before the next one is sent. The first questions follow each other: mostly
+/// the second answer says that they are written, and a pause would take longer than that.
+const MARKERS_WAIT_MAX: Duration = Duration::from_millis(100);
+const MARKERS_QUESTIONS: u32 = 4;
+const MARKERS_WAIT_STEP: Duration = Duration::from_millis(2);
+
+/// The known-bad variant that takes an unanswered commit for one that failed.
+const UNANSWERED_FAILED: &str = "kafka-unanswered-commit-failed";
 
 const INIT: &str = "the initialisation of the producer";
 const OFFSETS: &str = "sending offsets";
@@ -121,23 +134,12 @@ impl Producer {
     /// it may be called again.
     pub async fn prepare(&mut self) -> Result<(), ProducerError> {
         if self.state() == State::Open {
-            while !self.waiting.is_empty() {
-                // Several rounds if a partition has more than a batch; the last one runs beside the offsets.
-                self.form_batches()?;
-                if !self.waiting.is_empty() {
-                    self.deliver().await?;
-                }
-            }
+            self.form_last_batches().await?;
             self.machine.seal(self.offsets.is_some())?;
         }
-        if self.state() == State::Sealed && !self.prepared {
-            let before = self.known;
-            let sent = self.deliver_with_offsets().await;
-            if sent.as_ref().is_err_and(ProducerError::is_stale) {
-                self.known = before;
-            }
-            sent?;
-            self.prepared = true;
+        if self.state() == State::Sealed && self.prepared.is_none() {
+            let offsets_may_return = self.deliver_with_offsets().await?;
+            self.prepared = Some(Prepared { offsets_may_return });
         }
         Ok(())
     }
@@ -151,39 +153,59 @@ impl Producer {
         }
     }
 
-    /// Sends the last batches and the offsets at the same time.
-    async fn deliver_with_offsets(&mut self) -> Result<(), ProducerError> {
+    /// Sends the last batches, and the offsets beside them if the coordinator knows the partitions already. While it adds one
+    /// thing to a transaction it refuses another, and the broker of a batch tries that again only after 20 ms. Returns whether a copy of
+    /// the offsets may arrive later.
+    async fn deliver_with_offsets(&mut self) -> Result<bool, ProducerError> {
+        if self.unanswered.keys().any(|at| !self.added.contains(at)) {
+            self.deliver().await?;
+        }
+        let Some(request) = self.offsets_request() else { return self.deliver().await.map(|()| false) };
+        self.ended_before().await;
+        let before = std::mem::replace(&mut self.known, true);
+        let deadline = Instant::now() + self.config.delivery_timeout;
         let mut offsets = JoinSet::new();
-        if let Some(request) = self.offsets_request() {
-            self.known = true;
-            let deadline = Instant::now() + self.config.delivery_timeout;
-            offsets.spawn(send_offsets(self.cluster.clone(), request, deadline));
+        offsets.spawn(send_offsets(self.cluster.clone(), request, deadline));
+        let sent = match self.deliver().await {
+            Ok(()) => self.offsets_sent(offsets).await,
+            Err(error) => Err(error),
+        };
+        if sent.as_ref().is_err_and(ProducerError::is_stale) {
+            self.known = before || !self.added.is_empty();
         }
-        self.deliver().await?;
-        if let Some(sent) = offsets.join_next().await {
-            let sent = sent.unwrap_or_else(|error| Err(Cause::Other(error.to_string())));
-            sent.map_err(|cause| match &cause {
-                Cause::Broker(error) if meaning(*error) == Meaning::Forbidden => {
-                    let offsets = self.offsets.iter().flat_map(|(_, offsets)| offsets.keys());
-                    let mut topics: Vec<&str> = offsets.map(|at| &*at.topic).collect();
-                    topics.dedup();
-                    let cause = self.named(cause, "Read", &topics.join(", "));
-                    self.forbidden(OFFSETS, cause)
-                }
-                _ => self.failed(OFFSETS, cause),
-            })?;
-        }
-        Ok(())
+        sent
+    }
+
+    async fn offsets_sent(
+        &mut self,
+        mut offsets: JoinSet<Result<bool, Cause>>,
+    ) -> Result<bool, ProducerError> {
+        let Some(sent) = offsets.join_next().await else { return Ok(false) };
+        let sent = sent.unwrap_or_else(|error| Err(Cause::Other(error.to_string())));
+        sent.map_err(|cause| match &cause {
+            Cause::Broker(error) if meaning(*error) == Meaning::Forbidden => {
+                let offsets = self.offsets.iter().flat_map(|(_, offsets)| offsets.keys());
+                let mut topics: Vec<&str> = offsets.map(|at| &*at.topic).collect();
+                topics.dedup();
+                let cause = self.named(cause, "Read", &topics.join(", "));
+                self.forbidden(OFFSETS, cause)
+            }
+            _ => self.failed(OFFSETS, cause),
+        })
     }
 
     /// Aborts the transaction. After [`ProducerError::Unavailable`] and after it was cancelled it may be called again.
     pub async fn abort(&mut self) -> Result<(), ProducerError> {
         let Ending::Request(identity) = self.machine.abort()? else { return Ok(()) };
+        if !self.calls.is_empty() {
+            self.known = true;
+            self.drop_calls();
+        }
         let deadline = Instant::now() + self.config.delivery_timeout;
         let mut backoff = Backoff::new();
         loop {
             let cause = match self.end(identity, false).await {
-                Ok(next) => return Ok(self.machine.ended(next)?),
+                Ok(next) => return self.ended(next),
                 Err(cause) => cause,
             };
             match &cause {
@@ -213,7 +235,7 @@ impl Producer {
         loop {
             let before = std::mem::replace(&mut self.uncertain, true);
             let cause = match self.end(identity, true).await {
-                Ok(next) => return Ok(self.machine.ended(next)?),
+                Ok(next) => return self.ended(next),
                 Err(cause) => cause,
             };
             match &cause {
@@ -240,6 +262,10 @@ impl Producer {
                 }
                 // No connection: the request was not sent.
                 Cause::Wire(WireError::Connect { .. }) => self.uncertain = before,
+                Cause::Wire(_) if mutant::is(UNANSWERED_FAILED) => {
+                    self.machine.commit_refused();
+                    return Err(ProducerError::Abort { what: COMMIT, cause });
+                }
                 Cause::Wire(_) | Cause::Denied { .. } | Cause::Other(_) => {}
             }
             if Instant::now() >= deadline {
@@ -247,6 +273,28 @@ impl Producer {
             }
             backoff.wait().await;
         }
+    }
+
+    /// The transaction was ended. The coordinator answers before it has written the markers, and a batch that comes earlier than that
+    /// is tried again by its broker only after 20 ms: it is asked until they are written, and the next batch waits for that.
+    fn ended(&mut self, next: Identity) -> Result<(), ProducerError> {
+        self.machine.ended(next)?;
+        let (cluster, id) = (self.cluster.clone(), self.config.transactional_id.clone());
+        self.ending = JoinSet::new();
+        self.ending
+            .spawn(async move { drop(timeout(MARKERS_WAIT_MAX, markers_written(&cluster, &id)).await) });
+        Ok(())
+    }
+
+    /// Whether the transaction before this one may not have all of its markers.
+    pub(super) fn is_ending(&mut self) -> bool {
+        while self.ending.try_join_next().is_some() {}
+        !self.ending.is_empty()
+    }
+
+    /// Waits until the transaction before this one has its markers, for a bounded time.
+    pub(super) async fn ended_before(&mut self) {
+        while self.ending.join_next().await.is_some() {}
     }
 
     fn unknown(&mut self, cause: Cause) -> ProducerError {
@@ -326,6 +374,22 @@ impl Producer {
     fn look_up_again(&self, error: ResponseError) {
         if meaning(error) == Meaning::Moved {
             self.cluster.forget_coordinator(CoordinatorKind::Transaction, &self.config.transactional_id);
+        }
+    }
+}
+
+/// Returns when the coordinator has completed the last transaction, or does not say.
+async fn markers_written(cluster: &Cluster, id: &str) {
+    let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![text(id).into()]);
+    let is_ending = |state: &TransactionState| state.transaction_state.starts_with("Prepare");
+    for question in 1.. {
+        let kind = CoordinatorKind::Transaction;
+        match call_coordinator(cluster, kind, id, &request, DESCRIBE_VERSION).await {
+            Ok(response) if response.transaction_states.first().is_some_and(is_ending) => {}
+            _ => return,
+        }
+        if question >= MARKERS_QUESTIONS {
+            sleep(MARKERS_WAIT_STEP).await;
         }
     }
 }

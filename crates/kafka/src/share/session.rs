@@ -15,7 +15,7 @@ use kafka_protocol::messages::share_acknowledge_request::{
     AcknowledgePartition, AcknowledgeTopic, AcknowledgementBatch,
 };
 use kafka_protocol::messages::share_fetch_request::{FetchPartition, FetchTopic, ForgottenTopic};
-use kafka_protocol::messages::share_fetch_response::PartitionData;
+use kafka_protocol::messages::share_fetch_response::{AcquiredRecords, PartitionData};
 use kafka_protocol::messages::{ShareAcknowledgeRequest, ShareFetchRequest};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -29,12 +29,12 @@ use crate::wire::{Backoff, Connection, WireError, text};
 
 /// How long a fetch waits for records. Acknowledgements wait for it.
 const FETCH_WAIT_MS: i32 = 250;
-/// Bytes of a fetch; a larger record is returned alone.
-const FETCH_BYTES_MAX: i32 = 4 << 20;
+/// Bytes of a fetch; a larger batch is returned alone.
+const FETCH_BYTES_MAX: usize = 4 << 20;
 /// Acknowledgements of one request.
 const ACKS_MAX: usize = 2_000;
-/// Offsets of one range that a broker says are locked.
-const RANGE_MAX: i64 = 100_000;
+/// Offsets that a broker says are locked, in all ranges of one response.
+const ACQUIRED_MAX: i64 = 100_000;
 /// Opens a session.
 const OPEN: i32 = 0;
 /// Closes a session.
@@ -205,6 +205,7 @@ impl Session {
     async fn fetch(&mut self) {
         let (count, served) = (self.fetches(), self.served());
         let (group, member) = (self.engine.options.group.clone(), self.engine.member.clone());
+        let bytes_max = fetch_bytes(self.engine.connect.response_bytes_max);
         self.engine.shared.fetch_begins(self.node);
         let open = match self.opened().await {
             Ok(open) => open,
@@ -219,7 +220,7 @@ impl Session {
             .with_share_session_epoch(open.epoch)
             .with_max_wait_ms(FETCH_WAIT_MS)
             .with_min_bytes(1)
-            .with_max_bytes(FETCH_BYTES_MAX)
+            .with_max_bytes(bytes_max)
             .with_max_records(max_records)
             .with_batch_size(max_records)
             .with_topics(by_topic(&added, |topic, partitions| {
@@ -241,11 +242,12 @@ impl Session {
         open.partitions = served;
         open.next_epoch();
         self.engine.shared.set_lock(response.acquisition_lock_timeout_ms);
-        let mut has_failed = false;
+        let (mut has_failed, mut left) = (false, ACQUIRED_MAX);
         for topic in response.responses {
             for data in topic.partitions {
                 has_failed |= data.error_code.err().is_some();
-                self.fetched((topic.topic_id, data.partition_index), data, sent);
+                let counts = acquired(&data.acquired_records, &mut left);
+                self.fetched((topic.topic_id, data.partition_index), data, counts, sent);
             }
         }
         self.engine.shared.fetch_ended(self.node);
@@ -257,7 +259,13 @@ impl Session {
     }
 
     /// Takes in what a partition has given.
-    fn fetched(&mut self, partition: Partition, data: PartitionData, sent: Instant) {
+    fn fetched(
+        &mut self,
+        partition: Partition,
+        data: PartitionData,
+        mut counts: HashMap<i64, i16>,
+        sent: Instant,
+    ) {
         let Some(open) = &mut self.open else { return };
         let session = open.id;
         if let Some(error) = data.error_code.err() {
@@ -268,11 +276,6 @@ impl Session {
         }
         let Some((topic, is_retry)) = self.engine.topic(partition.0) else { return };
         let until = sent + self.engine.shared.lock();
-        let mut counts: HashMap<i64, i16> = HashMap::new();
-        for range in &data.acquired_records {
-            let last = range.last_offset.min(range.first_offset.saturating_add(RANGE_MAX));
-            counts.extend((range.first_offset..=last).map(|offset| (offset, range.delivery_count)));
-        }
         if counts.is_empty() {
             return;
         }
@@ -282,7 +285,8 @@ impl Session {
                 let (_, number) = partition;
                 let problem = format!(
                     "records of {topic}/{number} cannot be read: {problem}; compressed records are not supported: set \
-                     compression.type=uncompressed on the topic, and the broker stores what comes from then on as it is read"
+                     compression.type=uncompressed on the topic, and the broker stores what comes from then on as it is read. Each \
+                     start takes one of their deliveries, and the broker drops them after the last: mend it before the next start"
                 );
                 return self.engine.shared.fails(StoreError::Invalid(problem));
             }
@@ -423,12 +427,16 @@ impl Session {
 
     /// The connection has failed.
     async fn unreachable(&mut self, error: &WireError) {
-        if error.is_transient() {
-            self.lose(error.to_string()).await;
-        } else {
-            self.engine.shared.fails(StoreError::Invalid(error.to_string()));
-            self.end();
-        }
+        let remedy = match error {
+            // Each attempt counts as a delivery of records that are never seen, until the broker drops them.
+            WireError::TooLarge { .. } => {
+                "; raise response_bytes_max of the connection above it, and start again"
+            }
+            error if error.is_transient() => return self.lose(error.to_string()).await,
+            _ => "",
+        };
+        self.engine.shared.fails(StoreError::Invalid(format!("{error}{remedy}")));
+        self.end();
     }
 
     /// The broker refuses the session.
@@ -480,6 +488,11 @@ fn lost(batch: Vec<Ack>, error: &str) {
     }
 }
 
+/// Bytes of records to ask for, so that there is room in a response for what is around them.
+fn fetch_bytes(response_bytes_max: usize) -> i32 {
+    i32::try_from(FETCH_BYTES_MAX.min(response_bytes_max / 2).max(1)).unwrap_or(i32::MAX)
+}
+
 /// Completes when the source is closed.
 pub(super) async fn stopped(stop: &mut watch::Receiver<bool>) {
     // An error: the source is gone.
@@ -520,6 +533,20 @@ fn batches(mut acks: Vec<(i64, Kind)>) -> Vec<AcknowledgementBatch> {
     runs.into_iter().map(batch).collect()
 }
 
+/// The locked offsets with the counts of their deliveries, at most `left`, which becomes less. The rest is locked again when its
+/// time is over.
+fn acquired(ranges: &[AcquiredRecords], left: &mut i64) -> HashMap<i64, i16> {
+    let mut counts = HashMap::new();
+    for range in ranges {
+        let first = range.first_offset;
+        for offset in (first..=range.last_offset).take(usize::try_from(*left).unwrap_or(0)) {
+            counts.insert(offset, range.delivery_count);
+            *left -= 1;
+        }
+    }
+    counts
+}
+
 fn by_topic<T>(partitions: &Wanted, topic: impl Fn(Uuid, Vec<i32>) -> T) -> Vec<T> {
     let mut topics: BTreeMap<Uuid, Vec<i32>> = BTreeMap::new();
     for (id, number) in partitions {
@@ -531,6 +558,21 @@ fn by_topic<T>(partitions: &Wanted, topic: impl Fn(Uuid, Vec<i32>) -> T) -> Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A broker may claim more than a response can have: many ranges, and long ones.
+    #[test]
+    fn the_locked_offsets_of_a_response_are_bounded() {
+        let range = |first: i64, last: i64| {
+            let range = AcquiredRecords::default().with_first_offset(first).with_last_offset(last);
+            range.with_delivery_count(2)
+        };
+        let mut left = 10;
+        let counts = acquired(&[range(0, 3), range(5, 5), range(7, 6)], &mut left);
+        assert_eq!((counts.len(), counts.get(&5), left), (5, Some(&2), 5));
+        let many = vec![range(10, i64::MAX); 1_000];
+        assert_eq!((acquired(&many, &mut left).len(), left), (5, 0));
+        assert_eq!(acquired(&many, &mut left).len(), 0, "the next partition of the response");
+    }
 
     #[test]
     fn runs_of_the_same_end_are_one_batch() {

@@ -28,6 +28,8 @@ const ALTER_CONFIGS_MAX: i16 = 1;
 const TAKE_OVER_MAX: Duration = Duration::from_secs(10);
 /// The operation that sets a value.
 const SET: i8 = 0;
+/// Bytes of a response beside its records.
+const RESPONSE_ROOM: usize = 64 << 10;
 
 /// What was read at the start.
 #[derive(Debug, Clone)]
@@ -70,11 +72,20 @@ pub(super) async fn check(options: &ShareOptions) -> Result<Settings, ShareError
     if !refused.is_empty() {
         return Err(ShareError::Refused(refused));
     }
+    let of_topic = configs(&cluster, TOPIC, &options.topic).await?;
+    let bytes_max = options.connect.response_bytes_max;
+    refused.extend(too_large(&options.topic, &of_topic, bytes_max));
+    if let Some(topic) = &options.retry_topic {
+        refused.extend(too_large(topic, &configs(&cluster, TOPIC, topic).await?, bytes_max));
+    }
+    if !refused.is_empty() {
+        return Err(ShareError::Refused(refused));
+    }
     Ok(Settings {
         lock_ms,
         limit: u32::try_from(limit).unwrap_or(u32::MAX),
-        retention_ms: retention_ms(&cluster, &options.topic).await?,
-        dead_retention_ms: retention_ms(&cluster, &options.dead_letter_topic).await?,
+        retention_ms: retention_ms(&of_topic),
+        dead_retention_ms: retention_ms(&configs(&cluster, TOPIC, &options.dead_letter_topic).await?),
     })
 }
 
@@ -176,6 +187,19 @@ fn check_retry(options: &ShareOptions, lock_ms: u64, limit: u64, refused: &mut V
     }
 }
 
+/// A batch that does not fit into a response is never seen, and the broker drops it when it has been fetched often enough.
+fn too_large(topic: &str, of_topic: &HashMap<String, String>, response_bytes_max: usize) -> Option<Refusal> {
+    let largest: usize = of_topic.get("max.message.bytes")?.parse().ok()?;
+    let needed = largest.saturating_add(RESPONSE_ROOM);
+    (needed > response_bytes_max).then(|| {
+        let remedy = format!(
+            "a record of {topic} may be larger than a response, which has at most {response_bytes_max} bytes; raise \
+             response_bytes_max of the connection to {needed}, or lower max.message.bytes of the topic"
+        );
+        Refusal::new("max.message.bytes", largest.to_string(), remedy)
+    })
+}
+
 /// The smallest limit of all brokers.
 async fn broker_limit(cluster: &Cluster) -> Result<u64, ShareError> {
     let request = MetadataRequest::default().with_topics(Some(Vec::new()));
@@ -197,11 +221,10 @@ async fn broker_limit(cluster: &Cluster) -> Result<u64, ShareError> {
     Ok(limit.unwrap_or(5))
 }
 
-async fn retention_ms(cluster: &Cluster, topic: &str) -> Result<u64, ShareError> {
-    let configs = configs(cluster, TOPIC, topic).await?;
+fn retention_ms(of_topic: &HashMap<String, String>) -> u64 {
     // -1 is without an end.
-    let ms = configs.get("retention.ms").and_then(|value| value.parse::<u64>().ok());
-    Ok(ms.unwrap_or(policy::RETENTION_MS_MAX).clamp(policy::RETENTION_MS_MIN, policy::RETENTION_MS_MAX))
+    let ms = of_topic.get("retention.ms").and_then(|value| value.parse::<u64>().ok());
+    ms.unwrap_or(policy::RETENTION_MS_MAX).clamp(policy::RETENTION_MS_MIN, policy::RETENTION_MS_MAX)
 }
 
 fn describe(kind: i8, name: &str) -> DescribeConfigsRequest {

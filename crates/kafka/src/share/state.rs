@@ -226,6 +226,9 @@ impl Shared {
     /// How many records a session may fetch now, of those that are wanted of all sessions.
     pub fn share(&self, sessions: usize) -> usize {
         let state = self.state();
+        if state.fatal.is_some() {
+            return 0;
+        }
         state.wanted.saturating_sub(state.ready.len()).div_ceil(sessions.max(1))
     }
 

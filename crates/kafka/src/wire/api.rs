@@ -9,10 +9,11 @@ use kafka_protocol::messages::{
     DescribeTransactionsResponse, EndTxnRequest, EndTxnResponse, FetchRequest, FetchResponse,
     FindCoordinatorRequest, FindCoordinatorResponse, InitProducerIdRequest, InitProducerIdResponse,
     ListGroupsRequest, ListGroupsResponse, ListOffsetsRequest, ListOffsetsResponse, ListTransactionsRequest,
-    ListTransactionsResponse, MetadataRequest, MetadataResponse, OffsetFetchRequest, OffsetFetchResponse,
-    ProduceRequest, ProduceResponse, SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest,
-    SaslHandshakeResponse, TxnOffsetCommitRequest, TxnOffsetCommitResponse, UpdateFeaturesRequest,
-    UpdateFeaturesResponse, WriteTxnMarkersRequest, WriteTxnMarkersResponse,
+    ListTransactionsResponse, MetadataRequest, MetadataResponse, OffsetCommitRequest, OffsetCommitResponse,
+    OffsetFetchRequest, OffsetFetchResponse, ProduceRequest, ProduceResponse, SaslAuthenticateRequest,
+    SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse, TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse, UpdateFeaturesRequest, UpdateFeaturesResponse, WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
 };
 use kafka_protocol::protocol::{Decodable, Encodable, HeaderVersion, Message};
 
@@ -53,6 +54,7 @@ calls! {
     ListOffsetsRequest => ListOffsetsResponse as ListOffsets,
     ListTransactionsRequest => ListTransactionsResponse as ListTransactions,
     MetadataRequest => MetadataResponse as Metadata,
+    OffsetCommitRequest => OffsetCommitResponse as OffsetCommit,
     OffsetFetchRequest => OffsetFetchResponse as OffsetFetch,
     ProduceRequest => ProduceResponse as Produce,
     SaslAuthenticateRequest => SaslAuthenticateResponse as SaslAuthenticate,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use kafka_protocol::error::{ParseResponseErrorCode as _, ResponseError};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
@@ -47,10 +48,16 @@ struct State {
     brokers: HashMap<i32, String>,
     /// Idle connections by address.
     idle: HashMap<String, Vec<Connection>>,
-    /// Leaders by topic, in the order of partitions.
-    topics: HashMap<String, Vec<Leader>>,
+    topics: HashMap<String, KnownTopic>,
     /// Addresses by kind and key.
     coordinators: HashMap<(CoordinatorKind, String), String>,
+}
+
+#[derive(Debug, Clone)]
+struct KnownTopic {
+    /// In the order of partitions.
+    leaders: Vec<Leader>,
+    asked: Instant,
 }
 
 impl Cluster {
@@ -124,16 +131,25 @@ impl Cluster {
         self.state().brokers.get(&node).cloned()
     }
 
-    /// The leaders of a topic's partitions, from the last metadata or from a broker. Topics are not created.
+    /// The leaders of a topic's partitions, from metadata that is not too old or from a broker. Topics are not created.
     pub async fn leaders(&self, topic: &str) -> Lookup<Vec<Leader>> {
-        if let Some(leaders) = self.state().topics.get(topic) {
-            return Ok(Ok(leaders.clone()));
+        let mut old = None;
+        if let Some(known) = self.state().topics.get_mut(topic) {
+            if known.asked.elapsed() < self.connect.metadata_age_max {
+                return Ok(Ok(known.leaders.clone()));
+            }
+            // Others do not ask at the same time.
+            known.asked = Instant::now();
+            old = Some(known.leaders.clone());
         }
         let request = MetadataRequest::default()
             .with_topics(Some(vec![MetadataRequestTopic::default().with_name(Some(text(topic).into()))]))
             .with_allow_auto_topic_creation(false);
-        let (response, _) = self.call_any(&request, METADATA_VERSION_MAX).await?;
-        Ok(self.state().learn(topic, &response))
+        match (self.call_any(&request, METADATA_VERSION_MAX).await, old) {
+            (Ok((response, _)), _) => Ok(self.state().learn(topic, &response)),
+            (Err(_), Some(old)) => Ok(Ok(old)),
+            (Err(error), None) => Err(error),
+        }
     }
 
     /// The ids of topics at this moment. The answer is a broker's, never what an earlier one said.
@@ -222,6 +238,7 @@ impl State {
             .iter()
             .map(|broker| (broker.node_id.0, format!("{}:{}", broker.host, broker.port)))
             .collect();
+        self.topics.remove(topic);
         let found = response.topics.first().ok_or(ResponseError::UnknownTopicOrPartition)?;
         if let Some(error) = found.error_code.err() {
             return Err(error);
@@ -232,7 +249,8 @@ impl State {
             let leader = leaders.get_mut(index).ok_or(ResponseError::UnknownTopicOrPartition)?;
             leader.node = (partition.leader_id.0 >= 0).then_some(partition.leader_id.0);
         }
-        self.topics.insert(topic.to_owned(), leaders.clone());
+        let known = KnownTopic { leaders: leaders.clone(), asked: Instant::now() };
+        self.topics.insert(topic.to_owned(), known);
         Ok(leaders)
     }
 }

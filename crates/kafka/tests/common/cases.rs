@@ -3,6 +3,7 @@
 //! A case is `shared`, and runs beside others on topics and with ids of its own, or it is `alone`, because it disturbs all clients of
 //! the broker; a `long` case has brokers of its own, and runs only if HAPAX_LONG is set. Without a broker all cases are skipped.
 
+use std::ops::Deref;
 use std::sync::{LazyLock, PoisonError, RwLock};
 
 use hapax_faults::KafkaServer;
@@ -40,7 +41,10 @@ pub fn long<B>(name: &'static str, run: fn() -> Completion) -> Case<B> {
 static BESIDE: RwLock<()> = RwLock::new(());
 
 /// Runs the cases. The broker is started by the first one that needs it, and ends with this process.
-pub fn run<B: Send + Sync>(broker: &'static LazyLock<B>, cases: impl IntoIterator<Item = Case<B>>) -> ! {
+pub fn run<B>(broker: &'static LazyLock<B>, cases: impl IntoIterator<Item = Case<B>>) -> !
+where
+    B: Deref<Target = KafkaServer> + Send + Sync,
+{
     let arguments = Arguments::from_args();
     let installed = KafkaServer::jars();
     if let Err(why) = &installed {
@@ -53,16 +57,16 @@ pub fn run<B: Send + Sync>(broker: &'static LazyLock<B>, cases: impl IntoIterato
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }
 
-impl<B: Send + Sync> Run<B> {
+impl<B: Deref<Target = KafkaServer> + Send + Sync> Run<B> {
     fn on(&self, broker: &'static LazyLock<B>) -> Completion {
         match self {
             Self::Shared(run) => {
                 let _beside = BESIDE.read().unwrap_or_else(PoisonError::into_inner);
-                run(broker);
+                run_on(&**broker, *run);
             }
             Self::Alone(run) => {
                 let _alone = BESIDE.write().unwrap_or_else(PoisonError::into_inner);
-                run(broker);
+                run_on(&**broker, *run);
             }
             Self::Long(_) if std::env::var_os("HAPAX_LONG").is_none() => {
                 return Completion::ignored_with("long: set HAPAX_LONG to run it");
@@ -73,5 +77,22 @@ impl<B: Send + Sync> Run<B> {
             }
         }
         Completion::Completed
+    }
+}
+
+/// Runs a case. If the broker has ended by itself, that is what is wrong: its log is told, and later cases do not wait for it.
+fn run_on<B: Deref<Target = KafkaServer>>(broker: &B, run: fn(&B)) {
+    assert!(!broker.has_ended(), "the broker has ended by itself");
+    let _log = LogOfAnEnd(broker);
+    run(broker);
+}
+
+struct LogOfAnEnd<'b>(&'b KafkaServer);
+
+impl Drop for LogOfAnEnd<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() && self.0.has_ended() {
+            eprintln!("the broker has ended by itself: {}", self.0.log());
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_kafka::admin::{self, Wanted};
+use hapax_kafka::admin::{self, BlockedPartition, Wanted};
 use hapax_kafka::partition::{GroupMetadata, TopicPartition};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
 use hapax_kafka::wire::Connect;
@@ -41,6 +41,12 @@ fn an_open_transaction_is_found_and_aborted(broker: &Broker) {
         // The record and the marker of the first transaction can be read, the record of the second one waits.
         let lag = admin::lag(&cluster, topic).await.unwrap();
         assert_eq!((lag[0].lag(), lag[0].blocked()), (2, 1), "{lag:?}");
+        let blocked = admin::blocked(&cluster, &[topic.to_owned()]).await.unwrap();
+        let (producer_id, epoch) = ours.producer;
+        let producers = vec![(producer_id, i32::from(epoch), 2)];
+        let waiting =
+            BlockedPartition { topic: topic.to_owned(), partition: 0, stable_end: 2, end: 3, producers };
+        assert_eq!(blocked, [waiting]);
 
         let wanted = Wanted {
             transactional_id: Some(topic.to_owned()),
@@ -57,6 +63,7 @@ fn an_open_transaction_is_found_and_aborted(broker: &Broker) {
         assert!(admin::abort(&cluster, topic).await.unwrap().is_none(), "nothing is open");
         let lag = admin::lag(&cluster, topic).await.unwrap();
         assert_eq!((lag[0].lag(), lag[0].blocked()), (4, 0), "{lag:?}");
+        assert_eq!(admin::blocked(&cluster, &[topic.to_owned()]).await.unwrap(), []);
         assert!(producer.commit().await.is_err(), "the producer is fenced");
     });
 }

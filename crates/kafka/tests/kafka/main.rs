@@ -8,14 +8,19 @@ mod compressed;
 mod consumers;
 mod delayed_commit;
 mod hostile;
+mod krafka;
+mod krafka_audit;
+mod late_requests;
 mod members;
 mod old_versions;
+mod overlap;
 mod processor;
 mod producer;
 mod publisher;
 mod rebalances;
 mod recreated;
 mod security;
+mod sent_ahead;
 mod sticky;
 mod the_broker;
 mod three_nodes;
@@ -48,10 +53,12 @@ fn main() {
         processor::cases(),
         compressed::cases(),
         members::cases(),
+        overlap::cases(),
         producer::cases(),
         rebalances::cases(),
         recreated::cases(),
         security::cases(),
+        sent_ahead::cases(),
         sticky::cases(),
         publisher::cases(),
         consumers::cases(),
@@ -61,6 +68,8 @@ fn main() {
         to_postgres::cases(),
         old_versions::cases(),
         three_nodes::cases(),
+        late_requests::cases(),
+        krafka_audit::cases(),
     ];
     cases::run(&BROKER, cases.into_iter().flatten());
 }

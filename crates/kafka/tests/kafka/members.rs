@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use hapax_faults::{Action, Match, Process};
+use hapax_kafka::admin::OpenTransaction;
 use hapax_kafka::consumer::{ConsumerConfig, Record};
 use hapax_kafka::processor::{Failure, Handler, KafkaClient, Processor, ProcessorConfig, ProcessorError};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig, ProducerError};
@@ -25,8 +26,19 @@ use crate::{Case, alone, shared};
 pub fn cases() -> Vec<Case> {
     vec![
         alone("members_join_leave_and_die_and_each_output_is_there_once", join_leave_and_die),
-        shared("a_woken_zombie_is_fenced_and_names_both_identities", a_woken_zombie_is_fenced),
-        shared("a_death_after_an_unanswered_commit_repeats_nothing", death_after_an_unanswered_commit),
+        alone("a_crash_of_the_broker_repeats_nothing", the_broker_crashes),
+        shared("a_woken_zombie_is_fenced_and_names_both_identities", |broker| {
+            a_woken_zombie_is_fenced(broker, "zombie", Transactions::InTurn);
+        }),
+        shared("a_woken_zombie_with_overlapping_transactions_is_fenced", |broker| {
+            a_woken_zombie_is_fenced(broker, "zombie-overlap", Transactions::Overlap);
+        }),
+        shared("a_death_after_an_unanswered_commit_repeats_nothing", |broker| {
+            death_after_an_unanswered_commit(broker, "unanswered-death", Transactions::InTurn);
+        }),
+        shared("a_death_with_overlapping_transactions_repeats_nothing", |broker| {
+            death_after_an_unanswered_commit(broker, "overlap-death", Transactions::Overlap);
+        }),
         shared("a_processor_finds_partitions_that_are_added", partitions_are_added),
     ]
 }
@@ -38,17 +50,26 @@ const TRANSACTION: Duration = Duration::from_secs(12);
 /// A process that was fenced ends with this code.
 const FENCED: i32 = 3;
 
+/// How the transactions of a process follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transactions {
+    InTurn,
+    Overlap,
+}
+
 pub fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
 /// Processes until its standard input ends; then it leaves the group. Its environment has the broker's address, the topic, the
-/// transactional id, and how long it takes for a record.
+/// transactional id, how long it takes for a record, whether transactions overlap, and the time of a transaction.
 pub fn run_child() {
     let settings = std::env::var(CHILD).unwrap();
     let settings: Vec<&str> = settings.split(' ').collect();
-    let [address, topic, id, ms] = settings[..] else { panic!("{settings:?}") };
+    let [address, topic, id, ms, overlap, seconds] = settings[..] else { panic!("{settings:?}") };
     let pause = Duration::from_millis(ms.parse().unwrap());
+    let transaction = Duration::from_secs(seconds.parse().unwrap());
+    let config = ProcessorConfig { overlap: overlap.parse().unwrap(), ..config() };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (end, ended) = tokio::sync::watch::channel(false);
     std::thread::spawn(move || {
@@ -59,14 +80,14 @@ pub fn run_child() {
         loop {
             let copier = Copier::new(topic, pause);
             let mut ended = ended.clone();
-            let client = match client(address, topic, id).await {
+            let client = match client(address, topic, id, &config, transaction).await {
                 Ok(client) => client,
                 Err(error) => {
                     eprintln!("not started: {error}");
                     continue;
                 }
             };
-            let processor = Processor::new(config(), client, copier);
+            let processor = Processor::new(config.clone(), client, copier);
             match processor.run(async move { drop(ended.wait_for(|ended| *ended).await) }).await {
                 Ok(_) => return 0,
                 Err(ProcessorError::Producer(error @ ProducerError::Fenced { .. })) => {
@@ -90,16 +111,22 @@ fn config() -> ProcessorConfig {
     }
 }
 
-async fn client(address: &str, topic: &str, id: &str) -> Result<KafkaClient, ProcessorError> {
+async fn client(
+    address: &str,
+    topic: &str,
+    id: &str,
+    config: &ProcessorConfig,
+    transaction: Duration,
+) -> Result<KafkaClient, ProcessorError> {
     let mut producer = ProducerConfig::new(Connect::plain(address.split(',')), id);
-    (producer.delivery_timeout, producer.transaction_timeout) = (PATIENCE, TRANSACTION);
+    (producer.delivery_timeout, producer.transaction_timeout) = (PATIENCE, transaction);
     producer.connect.request_timeout = Duration::from_secs(5);
     // Outputs are sent every few records, so that a batch that is aborted has left some of them in the log.
     producer.buffer_bytes_max = 100;
     let mut consumer = ConsumerConfig::new(address, &format!("{topic}-group"), &[topic]);
     consumer.session_timeout = SESSION;
     consumer.properties = vec![("topic.metadata.refresh.interval.ms".to_owned(), "500".to_owned())];
-    KafkaClient::connect(&consumer, producer, &config()).await
+    KafkaClient::connect(&consumer, producer, config).await
 }
 
 /// Copies numbers to the same partition of the output. Now and then it fails, and its batch is aborted.
@@ -125,9 +152,27 @@ impl Handler for Copier {
     }
 }
 
-pub fn start(address: &str, topic: &str, id: &str, ms: u64) -> Process {
+pub fn start(address: &str, topic: &str, id: &str, ms: u64, transactions: Transactions) -> Process {
+    start_with(address, topic, id, ms, transactions, TRANSACTION)
+}
+
+/// The same with another time for a transaction.
+fn start_with(
+    address: &str,
+    topic: &str,
+    id: &str,
+    ms: u64,
+    transactions: Transactions,
+    transaction: Duration,
+) -> Process {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    Process::start(command.env(CHILD, format!("{address} {topic} {id} {ms}"))).unwrap()
+    let (overlap, seconds) = (transactions == Transactions::Overlap, transaction.as_secs());
+    Process::start(command.env(CHILD, format!("{address} {topic} {id} {ms} {overlap} {seconds}"))).unwrap()
+}
+
+/// Every other member of a group has overlapping transactions.
+pub fn kind_of(member: usize) -> Transactions {
+    if member.is_multiple_of(2) { Transactions::InTurn } else { Transactions::Overlap }
 }
 
 /// Creates the topics, and fills the input with numbers from 0; each partition has its numbers in order.
@@ -154,24 +199,26 @@ fn send(broker: &Broker, topic: &str, partitions: usize, numbers: std::ops::Rang
 }
 
 /// Reads the output at read_committed all the time.
-pub struct Reader {
+pub struct Reader<'b> {
+    broker: &'b Broker,
+    output: String,
     consumer: BaseConsumer,
     partitions: usize,
     /// Numbers by partition, in the order of the log.
     seen: BTreeMap<i32, Vec<usize>>,
 }
 
-impl Reader {
-    pub fn new(broker: &Broker, topic: &str, partitions: usize) -> Self {
+impl<'b> Reader<'b> {
+    pub fn new(broker: &'b Broker, topic: &str, partitions: usize) -> Self {
         let mut config = broker.config();
         config.set("group.id", "reader").set("isolation.level", "read_committed");
         let consumer: BaseConsumer = config.set("enable.auto.commit", "false").create().unwrap();
-        let mut list = TopicPartitionList::new();
+        let (output, mut list) = (format!("{topic}-out"), TopicPartitionList::new());
         for partition in 0..i32::try_from(partitions).unwrap() {
-            list.add_partition_offset(&format!("{topic}-out"), partition, Offset::Beginning).unwrap();
+            list.add_partition_offset(&output, partition, Offset::Beginning).unwrap();
         }
         consumer.assign(&list).unwrap();
-        Self { consumer, partitions, seen: BTreeMap::new() }
+        Self { broker, output, consumer, partitions, seen: BTreeMap::new() }
     }
 
     fn count(&self) -> usize {
@@ -185,24 +232,26 @@ impl Reader {
             let logs = || members.iter().map(|member| member.log()).collect::<Vec<_>>().join("\n--\n");
             assert!(
                 start.elapsed() < PATIENCE * 2,
-                "{} of {count} outputs were read: {}",
+                "{} of {count} outputs were read; {}; {}",
                 self.count(),
+                self.broker.explain(&self.output),
                 logs()
             );
             let Some(Ok(record)) = self.consumer.poll(Duration::from_millis(100)) else { continue };
             let number: usize = String::from_utf8_lossy(record.payload().unwrap()).parse().unwrap();
             let seen = self.seen.entry(record.partition()).or_default();
             let expected = usize::try_from(record.partition()).unwrap() + seen.len() * self.partitions;
-            assert_eq!(number, expected, "partition {}: once and in order; {}", record.partition(), logs());
+            let (partition, explain) = (record.partition(), || self.broker.explain(&self.output));
+            assert_eq!(number, expected, "{partition}: once and in order; {}; {}", explain(), logs());
             seen.push(number);
         }
     }
 
     /// Nothing follows, aborts did happen, and the group's offsets are the input's ends.
-    pub fn check_end(&self, broker: &Broker, topic: &str, count: usize, aborts: bool) {
-        let output = format!("{topic}-out");
-        assert_eq!(broker.read(&output, Isolation::Committed).len(), count, "nothing behind the last one");
-        let all = broker.read(&output, Isolation::Uncommitted).len();
+    pub fn check_end(&self, topic: &str, count: usize, aborts: bool) {
+        let (broker, output) = (self.broker, self.output.as_str());
+        assert_eq!(broker.read(output, Isolation::Committed).len(), count, "nothing behind the last one");
+        let all = broker.read(output, Isolation::Uncommitted).len();
         assert!(!aborts || all > count, "no batch was aborted: the run proves nothing");
         let group = format!("{topic}-group");
         let committed = committed_offsets(broker, &group, topic, i32::try_from(self.partitions).unwrap());
@@ -221,7 +270,7 @@ fn join_leave_and_die(broker: &Broker) {
     fill(broker, topic, partitions, count);
     let mut reader = Reader::new(broker, topic, partitions);
     let address = broker.address().to_string();
-    let member = |number: usize| start(&address, topic, &format!("{topic}-{number}"), 10);
+    let member = |number: usize| start(&address, topic, &format!("{topic}-{number}"), 10, kind_of(number));
     // Alone, then two, then three.
     let mut zero = member(0);
     reader.read_until(100, &[&zero]);
@@ -244,53 +293,81 @@ fn join_leave_and_die(broker: &Broker) {
     reader.read_until(1_400, &[&one, &two]);
     zero.resume();
     reader.read_until(1_600, &[&zero, &one, &two]);
-    // The coordinators go and come, in order and at once.
-    broker.stop("TERM");
-    broker.run().unwrap();
-    reader.read_until(1_800, &[&zero, &one, &two]);
-    broker.kill();
-    broker.run().unwrap();
     two.kill();
     reader.read_until(count, &[&zero, &one]);
     for member in [&mut zero, &mut one] {
         drop(member.take_stdin());
         assert!(member.wait().success(), "{}", member.log());
     }
-    reader.check_end(broker, topic, count, true);
+    reader.check_end(topic, count, true);
 }
 
-/// A process is stopped while its transaction is open, and woken after another one with its id has worked on.
-fn a_woken_zombie_is_fenced(broker: &Broker) {
-    let (topic, partitions, count) = ("zombie", 2, 1_200);
+/// The coordinators go and come, by a crash and in order, while transactions are open. The members are stopped meanwhile, so they send no
+/// end of a transaction; nothing is timed out.
+fn the_broker_crashes(broker: &Broker) {
+    let (topic, partitions, count) = ("crashed", 6, 2_000);
     fill(broker, topic, partitions, count);
     let mut reader = Reader::new(broker, topic, partitions);
     let address = broker.address().to_string();
-    let mut zombie = start(&address, topic, topic, 10);
+    let mut members = [0, 1, 2].map(|number| {
+        let id = format!("{topic}-{number}");
+        start_with(&address, topic, &id, 10, kind_of(number), PATIENCE * 2)
+    });
+    for (step, signal) in ["KILL", "TERM", "KILL"].into_iter().enumerate() {
+        reader.read_until(300 + 400 * step, &members.each_ref());
+        let is_ours = |open: &OpenTransaction| open.transactional_id.starts_with(topic);
+        members.iter().for_each(Process::pause);
+        while !broker.settled().iter().any(is_ours) {
+            members.iter().for_each(Process::resume);
+            reader.read_until(reader.count() + 10, &members.each_ref());
+            members.iter().for_each(Process::pause);
+        }
+        let open = broker.restart(signal).into_iter().filter(is_ours).count();
+        println!("{signal} of the broker with {open} open transactions");
+        members.iter().for_each(Process::resume);
+    }
+    reader.read_until(count, &members.each_ref());
+    for member in &mut members {
+        drop(member.take_stdin());
+        assert!(member.wait().success(), "{}", member.log());
+    }
+    reader.check_end(topic, count, true);
+}
+
+/// A process is stopped while its transaction is open, and woken after another one with its id has worked on.
+fn a_woken_zombie_is_fenced(broker: &Broker, topic: &str, transactions: Transactions) {
+    let (partitions, count) = (2, 1_200);
+    fill(broker, topic, partitions, count);
+    let mut reader = Reader::new(broker, topic, partitions);
+    let address = broker.address().to_string();
+    let mut zombie = start(&address, topic, topic, 10, transactions);
     reader.read_until(60, &[&zombie]);
     zombie.pause();
-    let mut successor = start(&address, topic, topic, 10);
+    let mut successor = start(&address, topic, topic, 10, transactions);
     reader.read_until(200, &[&successor]);
     zombie.resume();
     let status = zombie.wait();
     assert_eq!(status.code(), Some(FENCED), "{}", zombie.log());
     let words = zombie.wait_for_line("was taken over");
     let identities = words.matches("producer ").count();
-    assert!(words.contains("'zombie'") && identities == 2, "{words}");
+    let is_named = |suffix: &str| words.contains(&format!("'{topic}{suffix}'"));
+    let is_second = transactions == Transactions::Overlap && is_named(".2");
+    assert!((is_named("") || is_second) && identities == 2, "{words}");
     reader.read_until(count, &[&successor]);
     drop(successor.take_stdin());
     assert!(successor.wait().success(), "{}", successor.log());
-    reader.check_end(broker, topic, count, true);
+    reader.check_end(topic, count, true);
 }
 
 /// The broker has committed, the process does not know it, and is killed.
-fn death_after_an_unanswered_commit(broker: &Broker) {
-    let (topic, partitions, count) = ("unanswered-death", 2, 120);
+fn death_after_an_unanswered_commit(broker: &Broker, topic: &str, transactions: Transactions) {
+    let (partitions, count) = (2, 120);
     fill(broker, topic, partitions, count);
     let mut reader = Reader::new(broker, topic, partitions);
     let label = format!("EndTxn {topic}");
     // Transactions of the filling producer have another id that begins alike, and have ended.
     let unanswered = broker.proxy().inject(Match::answer_to(label.as_str()), Action::Drop).after(2).times(1);
-    let mut first = start(&broker.proxied().to_string(), topic, topic, 5);
+    let mut first = start(&broker.proxied().to_string(), topic, topic, 5, transactions);
     let begun = Instant::now();
     while unanswered.count() == 0 {
         assert!(begun.elapsed() < PATIENCE, "no commit: {}", first.log());
@@ -298,18 +375,18 @@ fn death_after_an_unanswered_commit(broker: &Broker) {
     }
     first.kill();
     unanswered.remove();
-    let mut second = start(&broker.address().to_string(), topic, topic, 1);
+    let mut second = start(&broker.address().to_string(), topic, topic, 1, transactions);
     reader.read_until(count, &[&second]);
     drop(second.take_stdin());
     assert!(second.wait().success(), "{}", second.log());
-    reader.check_end(broker, topic, count, false);
+    reader.check_end(topic, count, false);
 }
 
 fn partitions_are_added(broker: &Broker) {
     let topic = "grows";
     fill(broker, topic, 1, 30);
     let mut reader = Reader::new(broker, topic, 1);
-    let mut member = start(&broker.address().to_string(), topic, topic, 1);
+    let mut member = start(&broker.address().to_string(), topic, topic, 1, Transactions::InTurn);
     reader.read_until(30, &[&member]);
     let admin: AdminClient<DefaultClientContext> = broker.config().create().unwrap();
     let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));

@@ -440,9 +440,10 @@ fn commits_over_a_killed_broker(broker: &Broker) {
         }
     });
     assert_eq!(sent.state(), State::Committing);
-    broker.kill();
+    let open_then = broker.restart("KILL");
+    let is_open = |id: &str| open_then.iter().any(|open| open.transactional_id == id);
+    assert!(is_open(open_topic) && !is_open(sent_topic), "{open_then:?}");
     unanswered.remove();
-    broker.run().unwrap();
     broker.block_on(async {
         send(&mut open, open_topic, "B").await.unwrap();
         offset(&mut open, open_topic, 1);

@@ -1,13 +1,15 @@
 //! Publishing with and without transactions, and the last value of a key.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hapax_faults::{Action, Match};
 use hapax_kafka::compacted;
 use hapax_kafka::partition::TopicPartition;
-use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
+use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig, partition_of};
 use hapax_kafka::publisher::Publisher;
 use hapax_kafka::wire::{Cluster, Connect};
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
+use rdkafka::client::DefaultClientContext;
 
 use crate::broker::{Broker, Isolation, PATIENCE};
 use crate::{Case, shared};
@@ -16,6 +18,7 @@ pub fn cases() -> Vec<Case> {
     vec![
         shared("publisher_without_transactions_repeats_nothing", repeats_nothing),
         shared("publisher_with_transactions_publishes_all_or_nothing", all_or_nothing),
+        shared("publisher_finds_partitions_that_are_added", finds_added_partitions),
         shared("last_value_of_a_key_is_the_last_committed_one", last_value),
     ]
 }
@@ -48,6 +51,34 @@ fn repeats_nothing(broker: &Broker) {
     });
     let expected: Vec<String> = (0..40).map(|number| number.to_string()).collect();
     assert_eq!(broker.read(topic, Isolation::Uncommitted), expected, "each record once, in order");
+}
+
+/// No request fails: the partitions are asked for again when what is known of them is old.
+fn finds_added_partitions(broker: &Broker) {
+    let topic = "publisher-added";
+    broker.create_topic(topic, 1);
+    let age_max = Duration::from_millis(50);
+    let connect = Connect { metadata_age_max: age_max, ..Connect::plain([broker.address().to_string()]) };
+    let places =
+        || broker.topics().read(topic, Isolation::Committed).into_iter().map(|record| record.partition);
+    let publish =
+        |publisher: &mut Publisher| broker.block_on(publisher.publish(numbers(topic, 0..1))).unwrap();
+    let mut publisher = broker.block_on(Publisher::idempotent(connect)).unwrap();
+    publish(&mut publisher);
+    assert_eq!(places().collect::<Vec<_>>(), [0]);
+    // Another place for this key.
+    let count = (2..20).find(|count| partition_of(b"key", *count) > 0).unwrap();
+    let admin: AdminClient<DefaultClientContext> = broker.config().create().unwrap();
+    let options = AdminOptions::new().operation_timeout(Some(PATIENCE)).request_timeout(Some(PATIENCE));
+    let more = [NewPartitions::new(topic, count as usize)];
+    broker.block_on(admin.create_partitions(&more, &options)).unwrap().remove(0).unwrap();
+    let start = Instant::now();
+    while places().all(|partition| partition == 0) {
+        assert!(start.elapsed() < PATIENCE, "the partitions were not found");
+        std::thread::sleep(age_max);
+        publish(&mut publisher);
+    }
+    assert_eq!(places().max(), Some(partition_of(b"key", count)));
 }
 
 fn all_or_nothing(broker: &Broker) {

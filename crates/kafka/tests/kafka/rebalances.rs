@@ -92,16 +92,21 @@ struct Settings {
     batch_time_max: Duration,
     revoke_timeout: Duration,
     revoke_wait: Duration,
+    batch_bytes_min: usize,
 }
 
+/// Output is sent with the commit. What was sent ahead would hide the output of the other member behind it.
+const NOT_AHEAD: usize = 256 << 10;
+
 impl Settings {
-    /// One whose batches end only with a rebalance or the run.
+    /// One whose batches end only with a rebalance or the run, and whose output is in the log by then.
     fn new(address: String) -> Self {
         Self {
             address,
             batch_time_max: Duration::from_mins(10),
             revoke_timeout: Duration::from_mins(1),
             revoke_wait: Duration::from_mins(1),
+            batch_bytes_min: 1,
         }
     }
 }
@@ -112,6 +117,7 @@ impl Member {
         let mut producer = ProducerConfig::new(Connect::plain([&settings.address]), &id);
         (producer.delivery_timeout, producer.transaction_timeout) = (PATIENCE, Duration::from_mins(9));
         producer.connect.request_timeout = PATIENCE;
+        producer.batch_bytes_min = settings.batch_bytes_min;
         let mut consumer = ConsumerConfig::new(&settings.address, names.case, topics);
         consumer.revoke_wait = settings.revoke_wait;
         let config = ProcessorConfig {
@@ -121,7 +127,7 @@ impl Member {
             ..ProcessorConfig::default()
         };
         let producer = Producer::connect(producer).await.unwrap();
-        let client = KafkaClient { consumer: Consumer::start(&consumer).unwrap(), producer };
+        let client = KafkaClient::new(Consumer::start(&consumer).unwrap(), producer, None);
         let copier = Copier { output: names.output.clone(), waits: Arc::default(), go: Arc::default() };
         let (end, ended) = oneshot::channel::<()>();
         let processor = Processor::new(config, client, copier.clone());
@@ -205,6 +211,7 @@ fn aborted_in_time(broker: &Broker) {
             revoke_timeout: Duration::from_millis(300),
             // The group itself would wait for longer than this case does.
             revoke_wait: PATIENCE * 2,
+            batch_bytes_min: NOT_AHEAD,
             ..Settings::new(broker.proxied().to_string())
         };
         let first = Member::start(&names, 1, &[&names.stays, &names.moves], hurried).await;
@@ -233,7 +240,8 @@ fn aborted_in_time(broker: &Broker) {
 fn continues(broker: &Broker) {
     let names = Names::create(broker, "rebalance-continues");
     broker.block_on(async {
-        let own = || Settings::new(broker.address().to_string());
+        let address = broker.address().to_string();
+        let own = || Settings { batch_bytes_min: NOT_AHEAD, ..Settings::new(address.clone()) };
         let first = Member::start(&names, 1, &[&names.stays, &names.moves], own()).await;
         send(broker, &names.stays, &["s1", "wait"]).await;
         first.waits().await;

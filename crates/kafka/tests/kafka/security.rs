@@ -2,15 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use hapax_faults::KafkaOperation::{Describe, Read, Write};
+use hapax_faults::KafkaResource::{Group, Topic, TransactionalId};
 use hapax_kafka::consumer::{Consumer, ConsumerConfig, ConsumerError, Event, Record, StartAt};
 use hapax_kafka::partition::{GroupMetadata, TopicPartition};
 use hapax_kafka::processor::{Failure, Handler, KafkaClient, Processor, ProcessorConfig};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig, ProducerError};
 use hapax_kafka::security::{Security, TlsFiles};
-use hapax_kafka::wire::{Cluster, Connect, Sasl, SaslMechanism};
-use kafka_protocol::messages::CreateAclsRequest;
-use kafka_protocol::messages::create_acls_request::AclCreation;
-use kafka_protocol::protocol::StrBytes;
+use hapax_kafka::wire::{Sasl, SaslMechanism};
 
 use crate::broker::{Broker, Isolation, PATIENCE};
 use crate::{Case, shared};
@@ -21,31 +20,6 @@ pub fn cases() -> Vec<Case> {
         shared("wrong_passwords_and_strange_certificates_are_refused", wrong_credentials),
         shared("a_missing_right_is_named_with_operation_and_resource", missing_rights),
     ]
-}
-
-/// Kinds of resources and operations, by the numbers of the protocol.
-const TOPIC: i8 = 2;
-const GROUP: i8 = 3;
-const TRANSACTIONAL_ID: i8 = 5;
-const READ: i8 = 3;
-const WRITE: i8 = 4;
-const DESCRIBE: i8 = 8;
-
-/// Allows a user an operation on all resources whose name begins so.
-fn allow(broker: &Broker, user: &str, operation: i8, kind: i8, prefix: &str) {
-    let text = |text: String| StrBytes::from_string(text);
-    let rule = AclCreation::default()
-        .with_resource_type(kind)
-        .with_resource_name(text(prefix.to_owned()))
-        .with_resource_pattern_type(4)
-        .with_principal(text(format!("User:{user}")))
-        .with_host(StrBytes::from_static_str("*"))
-        .with_operation(operation)
-        .with_permission_type(3);
-    let cluster = Cluster::new(Connect::plain([broker.address().to_string()]));
-    let request = CreateAclsRequest::default().with_creations(vec![rule]);
-    let (answer, _) = broker.block_on(cluster.call_any(&request, 3)).unwrap();
-    assert_eq!(answer.results[0].error_code, 0, "{answer:?}");
 }
 
 fn security(broker: &Broker, tls: bool, sasl: Option<(SaslMechanism, &str)>) -> Security {
@@ -79,14 +53,10 @@ impl Handler for Copier {
 }
 
 fn over_tls_and_every_mechanism(broker: &Broker) {
-    for (operation, kind) in [
-        (READ, TOPIC),
-        (WRITE, TOPIC),
-        (READ, GROUP),
-        (WRITE, TRANSACTIONAL_ID),
-        (DESCRIBE, TRANSACTIONAL_ID),
-    ] {
-        allow(broker, "alice", operation, kind, "secure-");
+    for (operation, kind) in
+        [(Read, Topic), (Write, Topic), (Read, Group), (Write, TransactionalId), (Describe, TransactionalId)]
+    {
+        broker.allow("alice", operation, kind, "secure-");
     }
     let (plain, sha256, sha512) =
         (SaslMechanism::Plain, SaslMechanism::ScramSha256, SaslMechanism::ScramSha512);
@@ -198,12 +168,12 @@ fn missing_rights(broker: &Broker) {
         }
     };
     expect("Write", "transactional id");
-    allow(broker, "bob", WRITE, TRANSACTIONAL_ID, name);
-    allow(broker, "bob", DESCRIBE, TRANSACTIONAL_ID, name);
+    broker.allow("bob", Write, TransactionalId, name);
+    broker.allow("bob", Describe, TransactionalId, name);
     expect("Write", "topic");
-    allow(broker, "bob", DESCRIBE, TOPIC, name);
+    broker.allow("bob", Describe, Topic, name);
     expect("Write", "topic");
-    allow(broker, "bob", WRITE, TOPIC, name);
+    broker.allow("bob", Write, Topic, name);
     expect("Read", "group");
     let read = || {
         let mut reader = Consumer::start(&consumer(&address, name, &bob)).unwrap();
@@ -211,11 +181,11 @@ fn missing_rights(broker: &Broker) {
     };
     let denied = read();
     assert!(denied.contains("the operation Read on group guarded;"), "{denied}");
-    allow(broker, "bob", READ, GROUP, name);
+    broker.allow("bob", Read, Group, name);
     expect("Read", "topic");
     let denied = read();
     assert!(denied.contains("the operation Read on topic guarded;"), "{denied}");
-    allow(broker, "bob", READ, TOPIC, name);
+    broker.allow("bob", Read, Topic, name);
     let start = Instant::now();
     while let Err(error) = attempt() {
         assert!(start.elapsed() < PATIENCE, "{error}");

@@ -7,11 +7,9 @@ use std::time::{Duration, Instant};
 use hapax_faults::KafkaServer;
 use hapax_kafka::wire::{Cluster, Connect, CoordinatorKind};
 use libtest_mimic::Completion;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use rdkafka::metadata::MetadataTopic;
 
 use crate::broker::{Broker, PATIENCE};
-use crate::members::{Reader, fill, start};
+use crate::members::{Reader, fill, kind_of, start};
 use crate::{Case, long};
 
 pub fn cases() -> Vec<Case> {
@@ -23,7 +21,8 @@ fn brokers_are_killed() -> Completion {
     let (topic, partitions, count) = ("three", 6, 2_400);
     fill(&broker, topic, partitions, count);
     let mut reader = Reader::new(&broker, topic, partitions);
-    let member = |number: usize| start(&broker.addresses(), topic, &format!("{topic}-{number}"), 10);
+    let member =
+        |number: usize| start(&broker.addresses(), topic, &format!("{topic}-{number}"), 10, kind_of(number));
     let mut members = [member(0), member(1)];
     let mut killed = BTreeSet::new();
     // The coordinator of a transaction, that of the group, and a node that was neither; the last one ends cleanly.
@@ -48,7 +47,8 @@ fn brokers_are_killed() -> Completion {
         }
         reader.read_until(600 + 600 * step, &[&members[0], &members[1]]);
         node.run().unwrap();
-        wait_for_copies(&broker);
+        // With two nodes less, nothing could be written.
+        broker.topics().wait_for_copies(3);
     }
     assert!(killed.len() >= 2, "one node was stopped each time");
     reader.read_until(count, &[&members[0], &members[1]]);
@@ -56,7 +56,7 @@ fn brokers_are_killed() -> Completion {
         drop(member.take_stdin());
         assert!(member.wait().success(), "{}", member.log());
     }
-    reader.check_end(&broker, topic, count, true);
+    reader.check_end(topic, count, true);
     Completion::Completed
 }
 
@@ -71,22 +71,5 @@ fn coordinator(broker: &Broker, kind: CoordinatorKind, key: &str, before: Option
             _ => assert!(begun.elapsed() < PATIENCE, "the coordinator of {key} has not moved: {found:?}"),
         }
         std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// Waits until every partition has all its copies again: with two nodes less, nothing could be written.
-fn wait_for_copies(broker: &Broker) {
-    let consumer: BaseConsumer = broker.config().create().unwrap();
-    let begun = Instant::now();
-    loop {
-        let whole = consumer.fetch_metadata(None, PATIENCE).is_ok_and(|found| {
-            let mut partitions = found.topics().iter().flat_map(MetadataTopic::partitions);
-            found.brokers().len() == 3 && partitions.all(|partition| partition.isr().len() == 3)
-        });
-        if whole {
-            return;
-        }
-        assert!(begun.elapsed() < PATIENCE, "copies are missing");
-        std::thread::sleep(Duration::from_millis(100));
     }
 }

@@ -32,7 +32,8 @@ fn check(bounds: Bounds, broken: Option<Broken>, unchecked: Option<Unchecked>) -
 }
 
 /// Two inputs, an aborted transaction and an unanswered request, with nothing else.
-const SMALL: Bounds = Bounds { inputs: 2, timeouts: 1, repeats: 0, aborts: 1, crashes: 0, expiries: 0 };
+const SMALL: Bounds =
+    Bounds { inputs: 2, timeouts: 1, repeats: 0, aborts: 1, crashes: 0, expiries: 0, is_ahead: false };
 
 fn assert_once(bounds: Bounds) {
     assert_eq!(check(bounds, None, None), Vec::<&str>::new());
@@ -56,6 +57,18 @@ fn inputs_are_visible_once_with_a_crash() {
 #[test]
 fn inputs_are_visible_once_with_a_transaction_that_times_out() {
     assert_once(Bounds { expiries: 1, ..SMALL });
+}
+
+#[test]
+fn inputs_are_visible_once_with_batches_and_offsets_sent_ahead() {
+    assert_once(Bounds { is_ahead: true, inputs: 1, ..SMALL });
+}
+
+/// A batch that was sent ahead arrives after the abort of its transaction, and enters the next one.
+#[test]
+fn without_the_epoch_check_of_produce_a_batch_sent_ahead_is_visible() {
+    let violated = check(Bounds { is_ahead: true, inputs: 1, ..SMALL }, None, Some(Unchecked::Produce));
+    assert!(violated.contains(&"no aborted record is visible"), "{violated:?}");
 }
 
 /// The coordinator of transaction version 1: a delayed EndTxn ends the next transaction (KAFKA-17754).

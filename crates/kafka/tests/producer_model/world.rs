@@ -19,6 +19,8 @@ pub struct Bounds {
     pub crashes: u8,
     /// Transactions that the coordinator times out.
     pub expiries: u8,
+    /// Batches and offsets are sent while others are not answered.
+    pub is_ahead: bool,
 }
 
 /// A rule of the producer that a run breaks.
@@ -38,7 +40,7 @@ pub struct Copier {
     pub unchecked: Option<Unchecked>,
 }
 
-/// A request on its way. The application waits only for the last attempt.
+/// A request on its way. The application waits only for the last attempt of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Flight {
     attempt: u8,
@@ -46,19 +48,18 @@ pub struct Flight {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own in the model")]
 pub struct World {
     brokers: Brokers,
     network: BTreeSet<Flight>,
     machine: Machine<usize>,
-    waiting: Option<Request>,
+    /// Requests that the application waits for: the batches of both partitions and the offsets may be under way at the same time.
+    waiting: BTreeSet<Flight>,
     attempt: u8,
     /// The commit was sent more than once.
     uncertain: bool,
-    /// Records of this transaction that were written, and whether its offsets were.
-    written: u8,
+    /// Batches of this transaction that were formed, and whether its offsets were sent.
+    formed: u8,
     offsets_sent: bool,
-    offsets_written: bool,
     transaction: u8,
     position: u8,
     left: [u8; 5],
@@ -76,11 +77,11 @@ const EXPIRIES: usize = 4;
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// The application's next request.
+    /// The application's next request, also while others are not answered.
     Next,
     Abort,
-    /// The present request is not answered in time and is sent again.
-    Repeat,
+    /// A request is not answered in time and is sent again.
+    Repeat(Flight),
     GiveUp,
     Crash,
     /// A request arrives; `stays`: and will arrive once more.
@@ -93,8 +94,9 @@ pub enum Step {
 impl World {
     fn send(&mut self, request: Request) {
         self.attempt += 1;
-        self.network.insert(Flight { attempt: self.attempt, request });
-        self.waiting = Some(request);
+        let flight = Flight { attempt: self.attempt, request };
+        self.network.insert(flight);
+        self.waiting.insert(flight);
     }
 
     fn epoch(&self) -> i16 {
@@ -107,6 +109,7 @@ impl World {
 
     fn produce(&mut self, partition: usize) {
         let Ok(batch) = self.machine.batch(partition, 1) else { return };
+        self.formed += 1;
         self.send(Request::Produce {
             epoch: batch.identity.epoch,
             partition,
@@ -121,21 +124,32 @@ impl World {
         self.send(Request::Offsets { epoch: self.epoch(), transaction: self.transaction, next });
     }
 
-    /// The next request of the application, when it waits for none.
+    /// Whether the application has a next request: it waits for answers only before a transaction and before its commit.
+    fn has_next(&self, copier: &Copier) -> bool {
+        let finished = match self.machine.state() {
+            State::Fenced => true,
+            State::Ready => self.position >= copier.bounds.inputs,
+            _ => false,
+        };
+        let is_ahead = copier.bounds.is_ahead && self.machine.state() == State::Open;
+        !finished && (self.waiting.is_empty() || is_ahead)
+    }
+
+    /// The next request of the application.
     fn next(&mut self, copier: &Copier) {
         match self.machine.state() {
             State::Uninitialised | State::Unknown => self.send(Request::Init),
             State::Ready if self.position < copier.bounds.inputs => {
                 self.machine.begin().expect("ready");
                 self.transaction += 1;
-                (self.written, self.offsets_sent, self.offsets_written) = (0, false, false);
+                (self.formed, self.offsets_sent) = (0, false);
                 self.uncertain = false;
                 self.produce(0);
             }
             State::Open if copier.broken == Some(Broken::OffsetsTwice) && !self.offsets_sent => {
                 self.offsets(self.position);
             }
-            State::Open if self.written < 2 => self.produce(usize::from(self.written)),
+            State::Open if self.formed < 2 => self.produce(usize::from(self.formed)),
             State::Open => {
                 self.machine.seal(true).expect("open");
                 self.offsets(self.position + 1);
@@ -151,16 +165,17 @@ impl World {
     }
 
     fn abort(&mut self) {
-        self.waiting = None;
+        self.waiting.clear();
         self.aborted.insert(self.transaction);
         if let Ok(Ending::Request(identity)) = self.machine.abort() {
             self.send(Request::End { epoch: identity.epoch, commit: false });
         }
     }
 
-    /// The present request is sent once more.
-    fn repeat(&mut self, copier: &Copier) {
-        let Some(mut request) = self.waiting else { return };
+    /// A request is sent once more.
+    fn repeat(&mut self, copier: &Copier, flight: Flight) {
+        let mut request = flight.request;
+        self.waiting.remove(&flight);
         self.take(TIMEOUTS);
         if let Request::End { commit: true, .. } = request {
             self.uncertain = true;
@@ -170,7 +185,6 @@ impl World {
             && matches!(request, Request::Offsets { .. })
         {
             // The first offsets are not waited for: the ones at the end count.
-            self.waiting = None;
             return;
         }
         if let (Some(Broken::NewSequence), Request::Produce { sequence, .. }) = (copier.broken, &mut request)
@@ -182,14 +196,14 @@ impl World {
 
     fn give_up(&mut self, copier: &Copier) {
         self.take(TIMEOUTS);
-        self.waiting = None;
+        self.waiting.clear();
         self.machine.give_up();
         self.given_up = copier.broken != Some(Broken::AbortUnansweredCommit);
     }
 
     fn crash(&mut self) {
         self.take(CRASHES);
-        self.waiting = None;
+        self.waiting.clear();
         self.machine = Machine::default();
         self.given_up = true;
     }
@@ -199,40 +213,29 @@ impl World {
         match (request, answer) {
             (_, Answer::Busy | Answer::Begun) => unreachable!("requests wait for an answer"),
             (Request::Init, Answer::Done(epoch)) => {
-                self.waiting = None;
                 if self.machine.initialised(identity(epoch)).is_ok() && self.given_up {
                     self.given_up = false;
                     self.position = self.brokers.committed_offset();
                 }
             }
-            (Request::Produce { partition, .. }, Answer::Done(_)) => {
-                self.waiting = None;
-                self.machine.batch_written(&partition);
-                self.written += 1;
-            }
-            (Request::Offsets { .. }, Answer::Done(_)) => {
-                self.waiting = None;
-                self.offsets_written = true;
-            }
+            (Request::Produce { partition, .. }, Answer::Done(_)) => self.machine.batch_written(&partition),
+            (Request::Offsets { .. }, Answer::Done(_)) => {}
             (Request::End { commit, .. }, Answer::Done(epoch)) => {
-                self.waiting = None;
                 if self.machine.ended(identity(epoch)).is_ok() && commit {
                     self.committed.insert(self.transaction);
                     self.position += 1;
                 }
             }
             (Request::End { commit: true, .. }, _) if self.uncertain => {
-                self.waiting = None;
                 self.machine.give_up();
                 self.given_up = true;
             }
             (Request::Produce { .. } | Request::Offsets { .. }, Answer::Refused) => {
-                self.waiting = None;
                 self.machine.fail();
                 self.abort();
             }
             (_, Answer::Stale | Answer::Refused) => {
-                self.waiting = None;
+                self.waiting.clear();
                 self.machine.fenced();
             }
         }
@@ -253,12 +256,11 @@ impl Model for Copier {
             brokers: Brokers::new(),
             network: BTreeSet::new(),
             machine: Machine::default(),
-            waiting: None,
+            waiting: BTreeSet::new(),
             attempt: 0,
             uncertain: false,
-            written: 0,
+            formed: 0,
             offsets_sent: false,
-            offsets_written: false,
             transaction: 0,
             position: 0,
             left: [bounds.timeouts, bounds.repeats, bounds.aborts, bounds.crashes, bounds.expiries],
@@ -270,19 +272,16 @@ impl Model for Copier {
 
     fn actions(&self, world: &World, steps: &mut Vec<Step>) {
         let state = world.machine.state();
-        let finished =
-            state == State::Fenced || (state == State::Ready && world.position >= self.bounds.inputs);
-        match world.waiting {
-            None if !finished => steps.push(Step::Next),
-            Some(request) => {
-                if world.left[TIMEOUTS] > 0 {
-                    steps.push(Step::Repeat);
-                }
-                if world.left[TIMEOUTS] > 0 && matches!(request, Request::End { commit: true, .. }) {
+        if world.has_next(self) {
+            steps.push(Step::Next);
+        }
+        if world.left[TIMEOUTS] > 0 {
+            for flight in &world.waiting {
+                steps.push(Step::Repeat(*flight));
+                if matches!(flight.request, Request::End { commit: true, .. }) {
                     steps.push(Step::GiveUp);
                 }
             }
-            None => {}
         }
         if world.left[ABORTS] > 0 && matches!(state, State::Open | State::Sealed) {
             steps.push(Step::Abort);
@@ -313,7 +312,7 @@ impl Model for Copier {
                 world.take(ABORTS);
                 world.abort();
             }
-            Step::Repeat => world.repeat(self),
+            Step::Repeat(flight) => world.repeat(self, flight),
             Step::GiveUp => world.give_up(self),
             Step::Crash => world.crash(),
             Step::Arrive(flight, stays) => {
@@ -329,7 +328,7 @@ impl Model for Copier {
                 } else {
                     world.network.remove(&flight);
                 }
-                if world.waiting == Some(flight.request) && flight.attempt == world.attempt {
+                if world.waiting.remove(&flight) {
                     world.answered(flight.request, answer);
                 }
             }
@@ -376,6 +375,10 @@ impl Model for Copier {
                     && world.left[ABORTS] == 0
                     && world.left[CRASHES] == 0
                     && world.left[EXPIRIES] == 0
+            }),
+            Property::sometimes("reached: all requests are under way", |copier: &Copier, world: &World| {
+                let count = if copier.bounds.is_ahead { 3 } else { 1 };
+                world.machine.state() == State::Sealed && world.waiting.len() == count
             }),
             Property::sometimes("reached: a commit given up was committed", |_, world: &World| {
                 world.machine.state() == State::Unknown && world.brokers.committed_offset() > world.position

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::policy::RetryPolicy;
 use hapax_core::{Delivery, Receive, Source as _};
-use hapax_faults::{Isolation, KafkaServer, KafkaTopics, ReadRecord};
+use hapax_faults::{Isolation, KafkaServer, KafkaTopics, ReadRecord, RedisTls};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
 use hapax_kafka::share::{ShareOptions, ShareSource};
 use hapax_kafka::wire::Connect;
@@ -32,6 +32,7 @@ const SETTINGS: [&str; 7] = [
 
 pub struct Broker {
     server: KafkaServer,
+    tls: RedisTls,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -46,7 +47,14 @@ impl Deref for Broker {
 impl Broker {
     pub fn start() -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        Self { server: KafkaServer::start(&SETTINGS).unwrap(), runtime: runtime.unwrap() }
+        let tls = RedisTls::new().unwrap();
+        let server = KafkaServer::start_secured(&tls, &SETTINGS).unwrap();
+        Self { server, tls, runtime: runtime.unwrap() }
+    }
+
+    /// The certificates of its encrypted listeners.
+    pub fn tls(&self) -> &RedisTls {
+        &self.tls
     }
 
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {

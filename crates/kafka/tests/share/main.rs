@@ -8,6 +8,7 @@ mod ends;
 mod leases;
 mod once;
 mod refused;
+mod secured;
 mod worked_on;
 
 use std::sync::LazyLock;
@@ -30,6 +31,7 @@ fn main() {
         once::cases(),
         refused::cases(),
         disturbed::cases(),
+        secured::cases(),
     ];
     cases::run(&BROKER, cases.into_iter().flatten());
 }

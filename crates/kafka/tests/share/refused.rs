@@ -1,17 +1,23 @@
 //! What is refused before the first record.
 
-use hapax_core::Tier;
-use hapax_core::policy::RetryPolicy;
-use hapax_kafka::share::{ShareError, ShareOptions, ShareSource};
-use hapax_worker::{BuildError, Cx, Worker};
+use std::time::Instant;
 
-use crate::broker::Broker;
+use hapax_core::policy::RetryPolicy;
+use hapax_core::{Receive, Source as _, StoreError, Tier};
+use hapax_kafka::share::{ShareError, ShareOptions, ShareSource};
+use hapax_kafka::wire::Connect;
+use hapax_worker::{BuildError, Cx, Worker};
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
+use rdkafka::client::DefaultClientContext;
+
+use crate::broker::{Broker, PATIENCE, next};
 use crate::{Case, shared};
 
 pub fn cases() -> Vec<Case> {
     vec![
         shared("settings_that_lose_records_are_refused", settings_that_lose_records_are_refused),
         shared("effectively_once_needs_a_ledger", effectively_once_needs_a_ledger),
+        shared("what_does_not_fit_into_a_response_is_not_dropped", what_does_not_fit_is_not_dropped),
     ]
 }
 
@@ -59,5 +65,47 @@ fn effectively_once_needs_a_ledger(broker: &Broker) {
         let builder = Worker::from_source(source).handler(|_: u32, _: Cx| async {});
         let Err(BuildError::Tier(found)) = builder.build().await else { panic!("it needs a ledger") };
         assert_eq!(found[0].code, "ledger-missing");
+    });
+}
+
+/// Each time that a record is fetched counts as a delivery, also if the response is not read, and the broker drops a record after
+/// some deliveries. So such a topic is refused; a record that is larger than the topic says now ends the source.
+fn what_does_not_fit_is_not_dropped(broker: &Broker) {
+    let topic = "share-large";
+    let options = broker.prepare(topic, 1);
+    let connect = Connect { response_bytes_max: 300_000, ..broker.connect() };
+    let small = ShareOptions { connect, ..options.clone() };
+    let text = refusal(broker, small.clone());
+    assert!(text.contains("max.message.bytes = \"1048588\"") && text.contains("to 1114124"), "{text}");
+    broker.send(topic, ["x".repeat(400_000)]);
+    broker.block_on(async {
+        let admin: AdminClient<DefaultClientContext> = broker.config().create().unwrap();
+        let lower = AlterConfig::new(ResourceSpecifier::Topic(topic)).set("max.message.bytes", "200000");
+        admin.alter_configs([&lower], &AdminOptions::new()).await.unwrap().remove(0).unwrap();
+        let start = Instant::now();
+        // The broker may tell the old value for a moment.
+        let source = loop {
+            match ShareSource::connect(small.clone()).await {
+                Ok(source) => break source,
+                Err(refused) => assert!(start.elapsed() < PATIENCE, "{refused}"),
+            }
+        };
+        let problem = loop {
+            let receive = Receive { wait_ms: Some(1_000), ..Receive::up_to(1) };
+            match source.next(receive).await {
+                Err(StoreError::Invalid(problem)) => break problem,
+                other => assert!(start.elapsed() < PATIENCE, "it is too large, and fetched again: {other:?}"),
+            }
+        };
+        assert!(problem.contains("raise response_bytes_max"), "{problem}");
+        source.close().await;
+        let source = ShareSource::connect(options).await.unwrap();
+        let found = next(&source, 1).await;
+        assert_eq!(
+            (found[0].body.len(), found[0].deliveries),
+            (400_000, 2),
+            "delivered once, and not dropped"
+        );
+        source.close().await;
     });
 }
