@@ -102,6 +102,11 @@ impl Round {
             }
         }
         next.retain(|call| !call.is_empty());
+        if hapax_core::mutant::is("relay-out-of-order") {
+            for call in &mut next {
+                call.reverse();
+            }
+        }
         next
     }
 

@@ -1,6 +1,7 @@
 //! An outbox, a broker, relays as processes, and readers of topics.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,20 +29,22 @@ pub fn broker() -> &'static KafkaServer {
 }
 
 const CHILD: &str = "HAPAX_TEST_RELAY";
+/// Less than a test waits for the first line of a process.
+const STARTED_WITHIN: Duration = Duration::from_secs(50);
 
 pub fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
-/// A broker of a busy machine may not respond in time.
+/// A broker of a busy machine may not respond in time; one that was killed is known to the others for some seconds.
 async fn opened_patiently(url: &str) -> KafkaSink {
-    let mut attempts = 0;
+    let start = Instant::now();
     loop {
-        attempts += 1;
         match KafkaSink::open(url).await {
             Ok(sink) => return sink,
-            Err(error) => assert!(attempts < 6, "{error}"),
+            Err(error) => assert!(start.elapsed() < STARTED_WITHIN, "{error}"),
         }
+        tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 
@@ -69,6 +72,8 @@ pub struct Shop {
     pub broker: &'static KafkaServer,
     /// The prefix of its topics.
     pub name: String,
+    /// The brokers that are asked for its topics, `HOST:PORT,…`.
+    pub brokers: String,
     /// Of its relays.
     pub request_timeout: Duration,
     sent: std::sync::Mutex<BTreeMap<String, u64>>,
@@ -83,6 +88,7 @@ impl Shop {
             database,
             broker: setting.broker,
             name,
+            brokers: setting.broker.address().to_string(),
             request_timeout: Duration::from_secs(10),
             sent: std::sync::Mutex::default(),
         };
@@ -99,8 +105,13 @@ impl Shop {
     }
 
     pub fn url(&self, address: std::net::SocketAddr) -> String {
+        self.url_of(&address.to_string())
+    }
+
+    /// The sink with these brokers, `HOST:PORT,…`.
+    pub fn url_of(&self, brokers: &str) -> String {
         format!(
-            "kafka://{address}/{}?positions={}&request_timeout_ms={}",
+            "kafka://{brokers}/{}?positions={}&request_timeout_ms={}",
             self.name,
             self.positions(),
             self.request_timeout.as_millis()
@@ -118,9 +129,15 @@ impl Shop {
     }
 
     fn relay_at(&self, address: std::net::SocketAddr) -> Process {
-        let settings = format!("{} {} 1000", self.database.url, self.url(address));
-        let relay =
-            Process::start(Command::new(std::env::current_exe().unwrap()).env(CHILD, settings)).unwrap();
+        self.relay_of(&self.url(address), &[])
+    }
+
+    /// A relay with this sink and more of an environment.
+    pub fn relay_of(&self, sink: &str, environment: &[(&str, &Path)]) -> Process {
+        let settings = format!("{} {sink} 1000", self.database.url);
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.env(CHILD, settings).envs(environment.iter().copied());
+        let relay = Process::start(&mut command).unwrap();
         relay.wait_for_line("ready");
         relay
     }
@@ -179,24 +196,24 @@ impl Shop {
     }
 
     pub fn create_topic(&self, name: &str, partitions: i32, configs: &[(&str, &str)]) {
-        create_topic(self.broker, name, partitions, configs);
+        self.topics().create(name, partitions, configs);
     }
 
     /// Deletes a topic, and returns how many partitions it had, when the broker does not know it any more.
     pub fn delete_topic(&self, name: &str) -> i32 {
-        topics(self.broker).delete(name)
+        self.topics().delete(name)
     }
 
     /// The records of a topic, partition by partition.
     pub fn read(&self, topic: &str, isolation: Isolation) -> Vec<ReadRecord> {
-        topics(self.broker).read(topic, isolation)
+        self.topics().read(topic, isolation)
+    }
+
+    pub fn topics(&self) -> KafkaTopics {
+        KafkaTopics::new(&self.brokers)
     }
 }
 
-fn topics(broker: &KafkaServer) -> KafkaTopics {
-    KafkaTopics::new(broker.address().to_string())
-}
-
 pub fn create_topic(broker: &KafkaServer, name: &str, partitions: i32, configs: &[(&str, &str)]) {
-    topics(broker).create(name, partitions, configs);
+    KafkaTopics::new(broker.address().to_string()).create(name, partitions, configs);
 }

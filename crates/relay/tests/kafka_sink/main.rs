@@ -10,8 +10,10 @@ mod held;
 mod outbox;
 mod recreated;
 mod refusals;
+mod secured;
 mod several;
 mod sqlite;
+mod three_nodes;
 
 use hapax_faults::KafkaServer;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -49,7 +51,10 @@ fn main() -> std::process::ExitCode {
         recreated::a_positions_topic_that_is_created_again_repeats_nothing,
         recreated::a_positions_topic_that_is_away_is_waited_for,
         sqlite::an_outbox_in_a_file_is_published_once,
+        secured::a_relay_publishes_over_tls_and_every_mechanism,
+        secured::a_missing_right_is_told_at_the_start,
     ];
+    let long = tests![three_nodes::each_message_is_there_once_while_brokers_of_three_are_killed];
     let trial = |(name, test): (&'static str, fn(&Setting))| {
         Trial::ignorable_test(name, move || match (outbox::shared(), KafkaServer::jars()) {
             (Ok(server), Ok(_)) => {
@@ -60,7 +65,13 @@ fn main() -> std::process::ExitCode {
             (_, Err(why)) => Ok(Completion::ignored_with(why)),
         })
     };
+    let long = long.map(|(name, test)| {
+        if outbox::is_long() {
+            return trial((name, test));
+        }
+        Trial::ignorable_test(name, || Ok(Completion::ignored_with("long: set HAPAX_LONG to run it")))
+    });
     // The proxy's faults are those of one test at a time.
     let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
-    libtest_mimic::run(&arguments, tests.into_iter().map(trial).collect()).exit_code()
+    libtest_mimic::run(&arguments, tests.into_iter().map(trial).chain(long).collect()).exit_code()
 }
