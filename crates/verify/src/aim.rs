@@ -1,4 +1,5 @@
-//! Kills of workers and relays, aimed at the controls: a run whose controls were never hit in the middle of their work shows nothing.
+//! Kills and power cuts, aimed at work that is under way: one that hits nothing shows nothing. Controls come first, since a run
+//! whose controls were never hit in the middle of their work would not have found a violation of Hapax either.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -7,14 +8,24 @@ use hapax_faults::{Action, Match};
 
 use crate::cluster::Cluster;
 use crate::fault::{Fault, RelayPoint, Side, Target};
-use crate::recorder::Reporter;
-use crate::workload::Workload;
+use crate::orders;
+use crate::recorder::{OpenCall, Reporter};
+use crate::workload::{Shape, Workload};
 
 /// How long a kill waits for a control in the middle of its work.
 const WAIT: Duration = Duration::from_secs(1);
 /// How long a request of a killed relay is on its way.
 const LATE: Duration = Duration::from_millis(1_500);
 const POLL: Duration = Duration::from_millis(5);
+/// How long a kill of a server waits until a send was carried out whose response is lost.
+const SEND: Duration = Duration::from_millis(300);
+/// How long the transaction of an order stays open, and how often in one fault: relays read on meanwhile.
+const OPEN_ORDER: Duration = Duration::from_millis(350);
+const OPEN_ORDERS: u32 = 4;
+/// Responses to sends that are lost before a server is killed.
+const LOST_SENDS: u64 = 4;
+/// How long workers stand still before a power cut: what is accepted meanwhile is in the store only.
+const UNCONSUMED: Duration = Duration::from_millis(150);
 /// Kills after which a run gives up, and is invalid.
 const KILLS_MAX: u32 = 15;
 
@@ -23,13 +34,23 @@ pub struct Aim<'a> {
     reporter: &'a Reporter,
     /// Controls that were not hit yet.
     missing: BTreeSet<&'static str>,
+    /// Workloads of Hapax's whose workers call a bank.
+    callers: Vec<&'static str>,
     kills: u32,
+    /// The workload whose consumers ack themselves, if it is in the run.
+    receivers: Option<&'static str>,
 }
 
 impl<'a> Aim<'a> {
     pub fn new(reporter: &'a Reporter, workloads: &[Workload]) -> Self {
         let controls = workloads.iter().filter(|workload| workload.is_control());
-        Self { reporter, missing: controls.map(|workload| workload.name).collect(), kills: 0 }
+        let missing = controls.map(|workload| workload.name).collect();
+        let calls = |workload: &&Workload| {
+            matches!(workload.shape, Shape::Worker(_) | Shape::Outbox | Shape::Receiver)
+        };
+        let callers = workloads.iter().filter(calls).map(|workload| workload.name).collect();
+        let receivers = workloads.iter().find(|workload| workload.shape == Shape::Receiver);
+        Self { reporter, missing, callers, kills: 0, receivers: receivers.map(|workload| workload.name) }
     }
 
     /// The kill that a run with these faults still needs.
@@ -81,19 +102,106 @@ impl<'a> Aim<'a> {
         Ok(hits)
     }
 
-    /// Kills a worker in which a control is in the middle of its work, if it was not hit before; else any. Starts another.
+    /// Keeps transactions of orders open after they have drawn their number in the outbox, one after another, while orders with later
+    /// numbers are committed. Returns how many were overtaken.
+    pub async fn keep_order_open(&self, cluster: &Cluster) -> anyhow::Result<u64> {
+        let Some(proxy) = cluster.proxy(Side::Store) else { return Ok(0) };
+        let mut overtaken = 0;
+        for _ in 0..OPEN_ORDERS {
+            // Its producer commits when it has heard that the message is written.
+            let held = proxy.inject(Match::answer_to(orders::ENQUEUE), Action::Hold).times(1);
+            let end = Instant::now() + WAIT;
+            while held.count() == 0 && Instant::now() < end {
+                tokio::time::sleep(POLL).await;
+            }
+            let before = self.accepted_orders().await;
+            tokio::time::sleep(OPEN_ORDER).await;
+            let after = self.accepted_orders().await;
+            held.release();
+            // What each producer reports first may have been committed before.
+            let already = Workload::named(orders::WORKLOAD).map_or(0, |workload| workload.accounts());
+            overtaken += u64::from(held.count() > 0 && after? > before? + already);
+        }
+        Ok(overtaken)
+    }
+
+    async fn accepted_orders(&self) -> anyhow::Result<u64> {
+        let counts = self.reporter.counts().await?;
+        Ok(counts.per_workload.get(orders::WORKLOAD).map_or(0, |progress| progress.accepted))
+    }
+
+    /// Kills a server when a send was carried out and its response is lost: its producer repeats it after the restart.
+    pub async fn kill_server(&self, cluster: &mut Cluster, number: usize) -> anyhow::Result<()> {
+        let lost = match cluster.proxy(Side::Producers) {
+            Some(proxy) => proxy.inject(Match::answer_to("/messages"), Action::Drop).times(LOST_SENDS),
+            None => return cluster.restart_server(number),
+        };
+        let end = Instant::now() + SEND;
+        while lost.count() == 0 && Instant::now() < end {
+            tokio::time::sleep(POLL).await;
+        }
+        lost.remove();
+        cluster.restart_server(number)
+    }
+
+    /// Cuts the server's power when it has accepted sends that no worker has seen.
+    pub async fn cut_power(&self, cluster: &mut Cluster) -> anyhow::Result<()> {
+        for worker in 0..cluster.workers.len() {
+            cluster.pause_worker(worker, true);
+        }
+        tokio::time::sleep(UNCONSUMED).await;
+        let cut = cluster.cut_power();
+        for worker in 0..cluster.workers.len() {
+            cluster.pause_worker(worker, false);
+        }
+        cut
+    }
+
+    /// The worker to stop past its lease: one with a message that it has paid for and not acked, so that its ack comes when the
+    /// message was delivered to another. If there is none, any.
+    pub async fn worker_to_pause(
+        &self,
+        cluster: &Cluster,
+        random: &mut fastrand::Rng,
+    ) -> anyhow::Result<usize> {
+        let begin = Instant::now();
+        while let (Some(workload), true) = (self.receivers, begin.elapsed() < WAIT) {
+            let gaps = self.reporter.gaps().await?;
+            let holds = |process: &hapax_faults::Process| {
+                let who = Reporter::name("worker", process.id());
+                gaps.iter().any(|(by, of)| *by == who && of == workload)
+            };
+            let holders: Vec<usize> =
+                (0..cluster.workers.len()).filter(|&at| holds(&cluster.workers[at])).collect();
+            if let Some(worker) = random.choice(holders) {
+                return Ok(worker);
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(random.usize(..cluster.workers.len()))
+    }
+
+    /// Kills a worker in which a control that was not hit before is in the middle of its work, and a handler in its call to
+    /// the bank: before the money is moved and after it in turns. If there is none, any. Starts another.
     pub async fn kill_worker(
         &mut self,
         cluster: &mut Cluster,
         random: &mut fastrand::Rng,
     ) -> anyhow::Result<()> {
-        let end = Instant::now() + WAIT;
+        let begin = Instant::now();
         let mut worker = random.usize(..cluster.workers.len());
-        while !self.missing.is_empty() && Instant::now() < end {
+        while (!self.missing.is_empty() || !self.callers.is_empty()) && begin.elapsed() < WAIT {
             let gaps = self.reporter.gaps().await?;
-            let is_in_gap =
-                |process: &hapax_faults::Process| self.in_gap(&gaps, "worker", process.id()).next().is_some();
-            if let Some(found) = cluster.workers.iter().position(is_in_gap) {
+            let calls = self.reporter.open_calls().await?;
+            let is_in_gap = |process: &hapax_faults::Process| {
+                self.missing.is_empty() || self.in_gap(&gaps, "worker", process.id()).next().is_some()
+            };
+            // A control in its gap is enough when both were waited for.
+            let is_late = begin.elapsed() > WAIT / 2 && !self.missing.is_empty();
+            let is_in_call =
+                |process: &hapax_faults::Process| is_late || self.is_in_call(&calls, process.id());
+            let is_aim = |process: &hapax_faults::Process| is_in_gap(process) && is_in_call(process);
+            if let Some(found) = cluster.workers.iter().position(is_aim) {
                 worker = found;
                 break;
             }
@@ -103,6 +211,15 @@ impl<'a> Aim<'a> {
         cluster.restart_worker(worker)?;
         self.kills += 1;
         self.note_hit("worker", id).await
+    }
+
+    /// Whether a handler of Hapax's in this worker is in the part of its call that the next kill is aimed at.
+    fn is_in_call(&self, calls: &[OpenCall], process: u32) -> bool {
+        let (who, moved) = (Reporter::name("worker", process), self.kills.is_multiple_of(2));
+        let is_aim = |call: &OpenCall| {
+            call.who == who && call.moved == moved && self.callers.contains(&call.workload.as_str())
+        };
+        self.callers.is_empty() || calls.iter().any(is_aim)
     }
 
     /// Notes which controls were in their gap in a process that was killed: what is there now stays there.

@@ -21,13 +21,16 @@ pub struct Charged {
     pub gives_up: bool,
     /// What the response says of the effect.
     pub receipt: Option<u64>,
+    /// A hash of a response of success.
+    pub digest: Option<u64>,
 }
 
 impl Charged {
-    /// The event for the checker: what duplicates are answered.
-    pub fn outcome(&self, id: &str) -> Option<Act> {
-        let outcome = Some(self.receipt?);
-        Some(Act::Entry { id: id.to_owned(), completed: true, outcome })
+    /// The events for the checker: what duplicates are answered.
+    pub fn outcome(&self, id: &str) -> impl Iterator<Item = Act> {
+        let entry = |receipt| Act::Entry { id: id.to_owned(), completed: true, outcome: Some(receipt) };
+        let response = |digest| Act::Response { id: id.to_owned(), digest };
+        self.receipt.map(entry).into_iter().chain(self.digest.map(response))
     }
 }
 
@@ -47,13 +50,14 @@ impl Client {
         let asked = tokio::time::timeout(REQUEST, self.ask(workload, payment)).await;
         let Ok(Ok(response)) = asked else {
             self.connection = None;
-            return Charged { answer: Answer::Unknown, gives_up: false, receipt: None };
+            return Charged { answer: Answer::Unknown, gives_up: false, receipt: None, digest: None };
         };
         let is_done = (200..300).contains(&response.status);
         let answer = if is_done { Answer::Ok } else { Answer::Failed };
         let paid = serde_json::from_slice::<Paid>(&response.body).ok().filter(|_| is_done);
         let gives_up = response.status == 409 && code(&response) == IN_DOUBT;
-        Charged { answer, gives_up, receipt: paid.map(|paid| paid.receipt) }
+        let digest = is_done.then(|| digest(&response.body));
+        Charged { answer, gives_up, receipt: paid.map(|paid| paid.receipt), digest }
     }
 
     async fn ask(&mut self, workload: &str, payment: &Payment) -> anyhow::Result<Message> {
@@ -61,7 +65,11 @@ impl Client {
             Some(connection) => connection,
             None => Connection::new(TcpStream::connect(self.proxy).await?),
         };
-        let headers = format!("idempotency-key: {}\r\ncontent-type: application/json\r\n", payment.id);
+        // Each account is a caller of its own, and callers use the same keys.
+        let Payment { account, number, .. } = payment;
+        let headers = format!(
+            "authorization: Bearer {account}\r\nidempotency-key: payment-{number}\r\ncontent-type: application/json\r\n"
+        );
         let body = serde_json::to_vec(payment)?;
         connection.ask_with(&format!("/effects/{workload}"), &headers, &body).await?;
         let response = connection.read().await?;
@@ -69,6 +77,14 @@ impl Client {
         self.connection = Some(connection);
         Ok(response)
     }
+}
+
+/// Two responses are compared by it: the history does not hold bodies.
+fn digest(body: &[u8]) -> u64 {
+    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+    let mut hasher = DefaultHasher::new();
+    body.hash(&mut hasher);
+    hasher.finish()
 }
 
 fn code(response: &Message) -> String {

@@ -1,13 +1,16 @@
 //! The checker: a pure function from a history to what is wrong with it.
 
 mod claims;
+mod messages;
 mod register;
 mod transactions;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use hapax::OnDoubt;
 use serde::{Deserialize, Serialize};
 
+use crate::fault::OPEN_ORDER;
 use crate::history::{Act, Answer, Effect, Event, Place};
 use crate::workload::{Shape, Workload};
 
@@ -26,6 +29,8 @@ pub enum Anomaly {
     LeftUncounted,
     /// One intent, two effects.
     EffectTwice,
+    /// A send was answered with an error that says that nothing was done, and it added a message.
+    FailedButDone,
     /// An effect that no producer wanted.
     EffectWithoutIntent,
     /// Effects of one account in another order than its sends.
@@ -36,6 +41,8 @@ pub enum Anomaly {
     FenceBackwards,
     /// A duplicate was answered with another outcome than the first run.
     OutcomeDiffers,
+    /// A delivery was acked, and the ledger has no outcome for its key: the next duplicate would run.
+    CompletionLost,
     /// A dead letter that nothing rejected, or whose payment was made.
     DeadLetterUnaccounted,
     /// An order that took effect, and that its outbox still has as not published.
@@ -59,11 +66,13 @@ impl Anomaly {
             Self::AcceptedButLost => "accepted-but-lost",
             Self::LeftUncounted => "left-uncounted",
             Self::EffectTwice => "effect-twice",
+            Self::FailedButDone => "failed-but-done",
             Self::EffectWithoutIntent => "effect-without-intent",
             Self::OrderViolated => "order-violated",
             Self::StaleSettleAccepted => "stale-settle-accepted",
             Self::FenceBackwards => "fence-backwards",
             Self::OutcomeDiffers => "outcome-differs",
+            Self::CompletionLost => "completion-lost",
             Self::DeadLetterUnaccounted => "dead-letter-unaccounted",
             Self::PublishedNotMarked => "published-not-marked",
             Self::DuplicateAccepted => "duplicate-accepted",
@@ -100,6 +109,8 @@ pub struct Findings {
     pub accepted: u64,
     /// Effects.
     pub effects: u64,
+    /// Operations of this workload whose answer was lost, late, refused or repeated because of faults.
+    pub hit: u64,
     /// Payments without a known answer to their send, and without effect: allowed.
     pub unknown: u64,
     /// Duplicates that were suppressed: replays, and calls that the bank recognised.
@@ -140,11 +151,21 @@ impl Findings {
 struct Payment<'a> {
     intent: Option<&'a Event>,
     sent: Option<&'a Event>,
+    /// Producers that wanted it: one more after each that was killed.
+    intents: u64,
+    /// Sends that were accepted, and those that were not answered.
+    sends: u64,
+    sends_unknown: u64,
+    failed: Vec<&'a Event>,
     calls: Vec<&'a Event>,
     moved: Vec<&'a Event>,
+    delivered: Vec<&'a Event>,
+    settles: Vec<&'a Event>,
     acks: Vec<&'a Event>,
+    replays: u64,
     left: Vec<(&'a Event, Place)>,
-    entry: Option<&'a Event>,
+    entries: Vec<&'a Event>,
+    responses: Vec<&'a Event>,
 }
 
 /// Checks a workload's part of a history.
@@ -159,9 +180,18 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
         let Some(id) = event.id() else { continue };
         let payment = payments.entry(id).or_default();
         match &event.event.act {
-            Act::Intent { .. } => payment.intent = payment.intent.or(Some(event)),
+            Act::Intent { .. } => {
+                payment.intents += 1;
+                payment.intent = payment.intent.or(Some(event));
+            }
             Act::Send { answer, .. } => {
                 findings.operations += 1;
+                findings.hit += u64::from(*answer != Answer::Ok);
+                match answer {
+                    Answer::Ok => payment.sends += 1,
+                    Answer::Unknown => payment.sends_unknown += 1,
+                    Answer::Failed => payment.failed.push(event),
+                }
                 if *answer == Answer::Ok {
                     // A proxy answers a repeated request from its ledger.
                     let replayed = payment.sent.is_some() && matches!(workload.shape, Shape::Proxy(_));
@@ -169,8 +199,11 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
                     payment.sent = payment.sent.or(Some(event));
                 }
             }
-            Act::Call { effect, .. } => {
+            Act::Call { effect, deliveries, takeover, .. } => {
                 findings.operations += 1;
+                // What an operator has released is delivered again without any fault.
+                let is_again = *deliveries > 1 && !workload.rejects;
+                findings.hit += u64::from(is_again || *takeover || *effect == Effect::Known);
                 payment.calls.push(event);
                 match effect {
                     Effect::Moved => payment.moved.push(event),
@@ -180,22 +213,44 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
             }
             Act::Settle { ack, answer, ran, .. } => {
                 findings.operations += 1;
+                findings.hit += u64::from(*answer != Answer::Ok);
+                payment.settles.push(event);
                 if *ack && *answer == Answer::Ok {
                     payment.acks.push(event);
-                    findings.suppressed += u64::from(!ran);
+                    payment.replays += u64::from(!ran);
                 }
             }
+            Act::Delivered { .. } => payment.delivered.push(event),
             Act::Shown { .. } => {
                 findings.operations += 1;
                 payment.moved.push(event);
             }
             Act::Left { place, .. } => payment.left.push((event, *place)),
-            Act::Entry { .. } => payment.entry = Some(event),
+            Act::Entry { .. } => payment.entries.push(event),
+            Act::Response { .. } => payment.responses.push(event),
             _ => {}
         }
     }
+    let listed = history.iter().find(|event| matches!(event.event.act, Act::Drained { .. }));
+    let listed = listed.filter(|_| lists_entries(workload));
+    let adds_once = adds_one_message(workload) && !history.iter().any(duplicates_sends);
+    let forgets = history.iter().any(forgets_deliveries);
+    let forgets_leases = forgets || history.iter().any(forgets_unsynced);
     for (id, payment) in &payments {
         check_payment(id, payment, drained, &mut findings);
+        messages::check(id, &payment.settles, forgets, &mut findings);
+        if !forgets_leases {
+            messages::check_leases(id, &payment.delivered, &mut findings);
+        }
+        if adds_once {
+            check_failed_sends(id, payment, &mut findings);
+        }
+        if let Some(listed) = listed {
+            check_completion(id, payment, listed.n, &mut findings);
+        }
+        if workload.shape == Shape::Proxy(OnDoubt::Park) {
+            check_responses(id, &payment.responses, &mut findings);
+        }
         if workload.fifo {
             check_messages(id, &payment.acks, &mut findings);
         }
@@ -203,13 +258,68 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
     if workload.fifo {
         check_order(&own, &mut findings);
     }
-    claims::check(&own, &mut findings);
+    if workload.shape == Shape::Outbox {
+        findings.hit += hits_of_relay(history);
+    }
+    let last_fault = history.iter().rfind(|event| matches!(event.event.act, Act::FaultEnds { .. }));
+    claims::check(&own, last_fault.map_or(0, |event| event.n), &mut findings);
     transactions::check(&own, history.iter().any(|event| is_drained(&event)), &mut findings);
     findings
 }
 
+/// Whether the ledger's entries of this workload's keys are listed at the end.
+pub(crate) fn lists_entries(workload: &Workload) -> bool {
+    matches!(workload.shape, Shape::Worker(_) | Shape::Outbox)
+}
+
+/// Whether each send of a workload adds a message, and nothing else does.
+fn adds_one_message(workload: &Workload) -> bool {
+    workload.has_queue()
+        && !workload.is_relayed()
+        && !workload.fifo
+        && !workload.rejects
+        && !workload.is_control()
+}
+
+/// Whether this is the begin of a fault that makes two requests of one.
+fn duplicates_sends(event: &Event) -> bool {
+    matches!(&event.event.act, Act::FaultBegins { fault, .. } if fault.starts_with("SendMessage: request duplicated"))
+}
+
+/// Whether this is the begin of a fault after which a store may count a delivery again: its count was not durable yet.
+fn forgets_deliveries(event: &Event) -> bool {
+    let is_such = |fault: &str| ["power cut", "failover"].iter().any(|name| fault.contains(name));
+    matches!(&event.event.act, Act::FaultBegins { fault, .. } if is_such(fault))
+}
+
+/// Whether this is the begin of a fault after which a store may have forgotten a lease that was not synced yet: the message is
+/// delivered again early.
+fn forgets_unsynced(event: &Event) -> bool {
+    matches!(&event.event.act, Act::FaultBegins { fault, .. } if fault.contains("kill -9 of the store"))
+}
+
+/// Requests of relays that were under way when their relay was killed, and orders that others have overtaken. What comes of them
+/// is not seen: the queue recognises what is published again.
+fn hits_of_relay(history: &[Event]) -> u64 {
+    let mut of_relay = HashSet::new();
+    let mut hit = 0;
+    for event in history {
+        match &event.event.act {
+            Act::FaultBegins { number, fault } if fault.contains("relay") || fault.contains(OPEN_ORDER) => {
+                of_relay.insert(*number);
+            }
+            Act::FaultEnds { number, hits, .. } if of_relay.contains(number) => hit += hits,
+            _ => {}
+        }
+    }
+    hit
+}
+
 fn check_payment(id: &str, payment: &Payment<'_>, drained: Option<&Event>, findings: &mut Findings) {
-    let Payment { intent, sent, calls, moved, acks, left, entry } = payment;
+    let Payment { intent, sent, calls, moved, acks, left, .. } = payment;
+    findings.suppressed += payment.replays;
+    // A payment that its producer has sent twice is replayed without any fault.
+    findings.hit += if payment.sends <= 1 { payment.replays } else { 0 };
     let is_at = |place: Place| left.iter().any(|(_, at)| *at == place);
     findings.intents += u64::from(intent.is_some());
     findings.accepted += u64::from(sent.is_some());
@@ -257,8 +367,7 @@ fn check_payment(id: &str, payment: &Payment<'_>, drained: Option<&Event>, findi
         findings.add(Anomaly::PublishedNotMarked, id, says, &[made, unmarked]);
     }
     check_fences(id, calls, findings);
-    check_acks(id, acks, findings);
-    if let Some(entry) = entry {
+    for entry in &payment.entries {
         check_outcome(id, entry, moved, findings);
     }
     if let Some((dead, _)) = left.iter().find(|(_, place)| *place == Place::Dead) {
@@ -297,18 +406,53 @@ fn check_fences(id: &str, calls: &[&Event], findings: &mut Findings) {
     }
 }
 
-/// A message is acked by one delivery.
-fn check_acks(id: &str, acks: &[&Event], findings: &mut Findings) {
-    let mut seen: HashMap<&str, (u64, &Event)> = HashMap::new();
-    for ack in acks {
-        let Act::Settle { message, fence, .. } = &ack.event.act else { continue };
-        match seen.get(message.as_str()) {
-            Some((earlier, event)) if earlier != fence => {
-                let says = format!("two deliveries of message {message} were acked");
-                findings.add(Anomaly::StaleSettleAccepted, id, says, &[event, ack]);
-            }
-            _ => drop(seen.insert(message, (*fence, ack))),
+/// A send that failed has added no message. Sends of a producer that was killed are not all known, and are left out.
+fn check_failed_sends(id: &str, payment: &Payment<'_>, findings: &mut Findings) {
+    let mut messages: BTreeMap<&str, &Event> = BTreeMap::new();
+    for event in &payment.settles {
+        if let Act::Settle { message, .. } = &event.event.act {
+            messages.entry(message).or_insert(event);
         }
+    }
+    let sends = payment.sends + payment.sends_unknown;
+    let (Some(failed), 1, Some(sent)) = (payment.failed.first(), payment.intents, payment.sent) else {
+        return;
+    };
+    if messages.len() as u64 > sends {
+        let says = format!(
+            "{sends} sends may have added a message, the others failed, and there are {}",
+            messages.len()
+        );
+        let shown: Vec<&Event> = [*failed, sent].into_iter().chain(messages.into_values().take(4)).collect();
+        findings.add(Anomaly::FailedButDone, id, says, &shown);
+    }
+}
+
+/// Ack and completion are one step, or the completion comes first: what was acked has an outcome for duplicates. Entries were
+/// listed after the event with the number `listed`.
+fn check_completion(id: &str, payment: &Payment<'_>, listed: u64, findings: &mut Findings) {
+    let is_completed = |entry: &&Event| matches!(&entry.event.act, Act::Entry { completed: true, .. });
+    if let Some(ack) = payment.acks.first().filter(|ack| ack.n < listed)
+        && !payment.entries.iter().any(is_completed)
+    {
+        let mut shown: Vec<&Event> = payment.moved.iter().take(2).copied().collect();
+        shown.push(ack);
+        shown.extend(payment.entries.first());
+        let says = "a delivery was acked, and the ledger has no outcome for duplicates of it".to_owned();
+        findings.add(Anomaly::CompletionLost, id, says, &shown);
+    }
+}
+
+/// The service runs once, so all responses of success are the same.
+fn check_responses(id: &str, responses: &[&Event], findings: &mut Findings) {
+    let digest = |event: &&Event| match &event.event.act {
+        Act::Response { digest, .. } => Some(*digest),
+        _ => None,
+    };
+    let Some(first) = responses.first() else { return };
+    if let Some(other) = responses.iter().find(|response| digest(response) != digest(first)) {
+        let says = "two responses of success to one request differ".to_owned();
+        findings.add(Anomaly::OutcomeDiffers, id, says, &[first, other]);
     }
 }
 

@@ -25,6 +25,8 @@ const WORKERS: usize = 2;
 const SINK_VARIABLE: &str = "HAPAX_VERIFY_SINK";
 /// How long a process is started again that ends at once.
 const START: Duration = Duration::from_secs(30);
+/// How long a store may take to accept a connection.
+const REACHED: Duration = Duration::from_secs(10);
 /// How long the user's failover command may take.
 const COMMAND_MAX: Duration = Duration::from_mins(3);
 /// Size of files while the disk is full: beyond their first page, no write succeeds.
@@ -72,7 +74,14 @@ impl Cluster {
         history: &Path,
     ) -> anyhow::Result<Self> {
         let recorder = start(program, &Role::Recorder(history.to_owned(), user.upstream))?;
-        site.recorder = recorder.wait_for_prefix("at ").parse()?;
+        let ready = recorder.find_line("at ").map_err(|_| {
+            std::thread::sleep(Duration::from_millis(50));
+            anyhow::anyhow!(
+                "the recorder does not start: {}",
+                last_lines(recorder.log().trim_start_matches("error: "))
+            )
+        })?;
+        site.recorder = ready.trim_start_matches("at ").trim().parse().with_context(|| ready.clone())?;
         let folder = site.bank.parent().context("the run has a folder")?;
         let preload = user.preload.map(|library| Preload::new(&library, folder)).transpose()?;
         let store_proxy = StoreProxy::start(store_url)?;
@@ -180,18 +189,28 @@ impl Cluster {
         &self.site
     }
 
-    /// The proxy of a side, if it has one.
+    /// The proxy of a side, if it has one; the first of those of callers.
     pub fn proxy(&self, side: Side) -> Option<&FaultProxy> {
+        self.proxies_of(side).into_iter().next()
+    }
+
+    /// The proxies of a side.
+    pub fn proxies_of(&self, side: Side) -> Vec<&FaultProxy> {
         match side {
-            Side::Store => self.store_proxy.as_ref().map(|proxy| &proxy.proxy),
-            side => Some(&self.proxies[side as usize]),
+            Side::Store => self.store_proxy.iter().map(|proxy| &proxy.proxy).collect(),
+            Side::Callers => self.http_proxies.iter().map(|proxy| &proxy.callers).collect(),
+            side => vec![&self.proxies[side as usize]],
         }
     }
 
     /// Whether a fault on the wire can be injected.
     pub fn has_proxy(&self, wire: &WireFault) -> bool {
         let speaks = |proxy: &StoreProxy| wire.protocol().is_none_or(|protocol| protocol == proxy.protocol);
-        wire.side != Side::Store || self.store_proxy.as_ref().is_some_and(speaks)
+        match wire.side {
+            Side::Store => self.store_proxy.as_ref().is_some_and(speaks),
+            Side::Callers => self.has_proxies(),
+            Side::Producers | Side::Workers | Side::Relays => true,
+        }
     }
 
     /// Whether the store's server was started by this run.
@@ -327,10 +346,14 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kills the producer and starts another.
+    /// Kills the producer and starts another; returns when it has begun. What it resumes is an effect of this kill, and not of the
+    /// next fault.
     pub fn restart_producer(&mut self) -> anyhow::Result<()> {
         self.stop_producer();
-        self.producer = Some(self.start_producer()?);
+        let producer = self.start_producer()?;
+        // If it ended by itself, that is told later.
+        let _ = producer.find_line(roles::READY);
+        self.producer = Some(producer);
         Ok(())
     }
 
@@ -359,6 +382,16 @@ impl Cluster {
             }
         }
         Ok(())
+    }
+
+    /// What the user's program of a workload is called, and the last lines that were logged about it.
+    pub fn says_of_user_program(&self, workload: &str) -> (&'static str, String) {
+        let (what, log) = match workload {
+            HANDLER => ("your handler", self.handlers.iter().map(Process::log).collect()),
+            _ => ("your service", self.recorder.log()),
+        };
+        let says = last_lines(&log);
+        (what, if says.is_empty() { "nothing".to_owned() } else { says })
     }
 
     fn retarget(&self) {
@@ -491,6 +524,9 @@ impl StoreProxy {
     /// connections may be encrypted, and then no frame can be seen.
     fn start(url: &str) -> anyhow::Result<Option<Self>> {
         let Some((protocol, target, through)) = through_proxy(url) else { return Ok(None) };
+        // Else a server would say that the proxy has closed its connection.
+        std::net::TcpStream::connect_timeout(&target, REACHED)
+            .with_context(|| format!("the store {} cannot be reached", hapax::without_secrets(url)))?;
         let proxy = FaultProxy::start(target, protocol)?;
         let url = through.replace(PROXY_ADDRESS, &proxy.address().to_string());
         Ok(Some(Self { proxy, protocol, url }))

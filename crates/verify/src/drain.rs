@@ -16,6 +16,7 @@ use crate::run::Progress;
 use crate::waiting::{Open, Patience, count_open};
 use crate::worker::transfers;
 use crate::workload::{Shape, Workload};
+use crate::{check, fault};
 
 /// How long the rest of the controls is waited for, when nothing else is waiting: what they leave shows nothing.
 const CONTROLS_MAX: Duration = Duration::from_secs(20);
@@ -61,13 +62,20 @@ pub async fn drain(
     // A store that was just cut off may need some time.
     let cluster: &Cluster = cluster;
     for workload in workloads {
-        roles::repeat(|| report_rest(&hapax, cluster, reporter, workload)).await?;
+        // Read as often as it takes, and reported once: a bank's table that is reported twice looks like effects that
+        // happened twice.
+        let rest = roles::repeat(|| list_rest(&hapax, cluster, workload)).await?;
+        for part in rest.chunks(PAGE) {
+            reporter.report(workload.name, part.to_vec()).await?;
+        }
     }
     Ok(())
 }
 
 /// Decides when the run ends.
 struct End {
+    /// Not before this: what the last fault has delayed arrives until then.
+    earliest: Instant,
     patience: Patience,
     /// How often in succession nothing was waiting.
     idle: u32,
@@ -85,7 +93,8 @@ impl End {
     fn new(now: Instant) -> Self {
         let patience = Patience::new(now);
         let (controls, unmarked, why) = (None, None, None);
-        Self { patience, idle: 0, controls, unmarked, is_unmarked: false, is_calm: false, why }
+        let earliest = now + fault::STILL_ON_ITS_WAY;
+        Self { earliest, patience, idle: 0, controls, unmarked, is_unmarked: false, is_calm: false, why }
     }
 
     /// Whether leases and timeouts seem too short for this machine.
@@ -136,19 +145,15 @@ impl End {
         self.unmarked = None;
         let controls = *self.controls.get_or_insert(now);
         let is_idle = open.is_empty() || now.duration_since(controls) >= CONTROLS_MAX;
+        let is_idle = is_idle && now >= self.earliest;
         self.idle = if is_idle { self.idle + 1 } else { 0 };
     }
 }
 
-/// Reports what is left in queues and ledger, and what a bank's own table says.
-async fn report_rest(
-    hapax: &Hapax,
-    cluster: &Cluster,
-    reporter: &Reporter,
-    workload: &Workload,
-) -> anyhow::Result<()> {
+/// What is left in queues and ledger, and what a bank's own table says.
+async fn list_rest(hapax: &Hapax, cluster: &Cluster, workload: &Workload) -> anyhow::Result<Vec<Act>> {
     if !workload.has_queue() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let site = cluster.site();
     let queue = workload.queue(&site.run);
@@ -165,7 +170,7 @@ async fn report_rest(
     if workload.shape == Shape::Transactional {
         acts.extend(transfers::read(site).await?);
     }
-    if matches!(workload.shape, Shape::Worker(_) | Shape::Outbox) {
+    if check::lists_entries(workload) {
         let ledger = match &site.ledger {
             Some(url) => Hapax::open(url).await?,
             None => hapax.clone(),
@@ -180,10 +185,7 @@ async fn report_rest(
             acts.push(Act::Entry { id, completed: entry.state == EntryState::Completed, outcome });
         }
     }
-    for part in acts.chunks(PAGE) {
-        reporter.report(workload.name, part.to_vec()).await?;
-    }
-    Ok(())
+    Ok(acts)
 }
 
 fn payment_of(message: &MessageView) -> Option<String> {
@@ -232,8 +234,12 @@ mod tests {
 
     #[test]
     fn a_run_ends_when_nothing_was_waiting_twice() {
-        let now = Instant::now();
-        let mut end = End::new(now);
+        let begin = Instant::now();
+        let mut end = End::new(begin);
+        end.note(&Ok(Vec::new()), begin);
+        end.note(&Ok(Vec::new()), begin);
+        assert!(end.is_open(), "a request that was delayed may arrive");
+        let now = begin + fault::STILL_ON_ITS_WAY;
         end.note(&Ok(Vec::new()), now);
         assert!(end.is_open(), "a message may be between two places");
         end.note(&Ok(vec![open("orders", 1, false)]), now);

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use hapax_faults::{Action, Match, Protocol};
 
-use crate::workload::LEASE_MS;
+use crate::recorder::EFFECTS;
+use crate::workload::{LEASE_MS, Shape, Workload};
 
 /// A process that can be killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub enum Side {
     Relays,
     /// That of servers and transactional workers to the store.
     Store,
+    /// Those of callers to `hapax proxy`.
+    Callers,
 }
 
 /// A fault on the wire: it hits only one kind of request.
@@ -54,7 +57,7 @@ impl WireFault {
     /// The protocol whose frames have its label; `None` for a label that fits everything.
     pub fn protocol(&self) -> Option<Protocol> {
         match (self.side, self.label) {
-            (Side::Producers | Side::Workers | Side::Relays, _) => Some(Protocol::Http),
+            (Side::Producers | Side::Workers | Side::Relays | Side::Callers, _) => Some(Protocol::Http),
             (Side::Store, "") => None,
             (Side::Store, "EVALSHA") => Some(Protocol::Redis),
             (Side::Store, _) => Some(Protocol::Postgres),
@@ -102,6 +105,9 @@ pub enum LeaderLoss {
     Command,
 }
 
+/// The name of a fault that delays an order.
+pub(crate) const OPEN_ORDER: &str = "order's transaction stays open, later ones commit";
+
 /// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -111,6 +117,8 @@ pub enum Fault {
     Pause,
     /// SIGKILL of the relay at a point of its work, then a restart.
     KillRelay(RelayPoint),
+    /// The transaction of an order has its number in the outbox and stays open, while orders with later numbers are committed.
+    OpenOrder,
     /// One worker less for longer than a lease, then one more than before.
     Scale,
     /// Nothing passes between servers and store, in either direction; connections stay open.
@@ -129,6 +137,28 @@ pub enum Fault {
     Wire(WireFault),
 }
 
+impl Fault {
+    /// Whether it can change something in this workload. Kills of workers are needed for the controls in any case.
+    pub fn reaches(&self, workload: &Workload) -> bool {
+        let claims = matches!(
+            workload.shape,
+            Shape::Worker(_) | Shape::Outbox | Shape::Own | Shape::Claims | Shape::Proxy(_)
+        );
+        match self {
+            Self::Kill(Target::Producer) => workload.accounts() > 0,
+            Self::Pause | Self::Scale => workload.has_queue() || workload.shape == Shape::Claims,
+            Self::Wire(wire) => match (wire.side, wire.request) {
+                (Side::Producers, _) => workload.has_queue() && !workload.is_relayed(),
+                (Side::Workers, "DeleteMessage" | "ReceiveMessage") => workload.has_queue(),
+                (Side::Workers, _) => claims,
+                (Side::Callers, _) => matches!(workload.shape, Shape::Proxy(_)),
+                (Side::Relays | Side::Store, _) => true,
+            },
+            _ => true,
+        }
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -145,6 +175,7 @@ impl fmt::Display for Fault {
             Self::KillRelay(RelayPoint::Published) => {
                 f.write_str("kill -9 of the relay after publishing, before marking")
             }
+            Self::OpenOrder => write!(f, "an {OPEN_ORDER}"),
             Self::Scale => f.write_str("scale in to one worker, then out to three"),
             Self::Partition => f.write_str("partition between servers and store"),
             Self::Failover(LeaderLoss::Kill) => f.write_str("failover: kill -9 of the store's leader"),
@@ -200,7 +231,7 @@ const fn wire(side: Side, request: &'static str, label: &'static str, answer: bo
 }
 
 /// Each fault that a round has. Kills are more frequent: each hits only what is under way at that moment.
-pub const ROUND: [Fault; 42] = [
+pub const ROUND: [Fault; 44] = [
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
     Fault::Kill(Target::Worker),
@@ -211,6 +242,7 @@ pub const ROUND: [Fault; 42] = [
     Fault::KillRelay(RelayPoint::Publishing),
     Fault::KillRelay(RelayPoint::PublishingLate),
     Fault::KillRelay(RelayPoint::Published),
+    Fault::OpenOrder,
     Fault::Pause,
     Fault::Scale,
     Fault::Partition,
@@ -229,6 +261,7 @@ pub const ROUND: [Fault; 42] = [
     wire(Side::Producers, "SendMessage", "/messages", false, Action::Duplicate),
     wire(Side::Producers, "SendMessage", "/messages", true, Action::Drop),
     wire(Side::Producers, "SendMessage", "/messages", false, LATE),
+    wire(Side::Callers, "request through the proxy", EFFECTS, true, Action::Cut),
     wire(Side::Workers, "DeleteMessage", "/settle", true, Action::Cut),
     wire(Side::Workers, "DeleteMessage", "/settle", false, Action::Duplicate),
     wire(Side::Workers, "DeleteMessage", "/settle", false, LATE),
@@ -263,12 +296,15 @@ pub fn aftermath(fault: Fault) -> Duration {
         Fault::Kill(Target::Producer | Target::Proxy) => Duration::from_millis(300),
         // The dead relay's lease has to end before another one publishes.
         Fault::KillRelay(_) => Duration::from_millis(1_500),
-        Fault::Pause | Fault::Scale => Duration::from_millis(500),
+        Fault::OpenOrder | Fault::Pause | Fault::Scale => Duration::from_millis(500),
         Fault::Partition | Fault::ReplicaCut | Fault::ClockStep => Duration::from_secs(1),
         Fault::Wire(wire) if matches!(wire.action, Action::Delay(_) | Action::Drop) => Duration::from_secs(1),
         Fault::Wire(_) => Duration::from_millis(200),
     }
 }
+
+/// How long a request that the last fault has delayed may still be on its way when that fault's aftermath is over.
+pub const STILL_ON_ITS_WAY: Duration = Duration::from_secs(1);
 
 /// How long there is one worker, and how long there are three.
 pub const SCALED: Duration = Duration::from_millis(LEASE_MS * 13 / 10);
@@ -357,6 +393,29 @@ mod tests {
         for round in take(7).chunks(ROUND.len()) {
             assert!(ROUND.iter().all(|fault| round.contains(fault)));
         }
+    }
+
+    #[test]
+    fn each_fault_reaches_a_workload_and_some_do_not_reach_others() {
+        use crate::workload::ALL;
+        let ours = || ALL.iter().filter(|workload| !workload.is_control());
+        for fault in ROUND {
+            assert!(ours().any(|workload| fault.reaches(workload)), "{fault}");
+        }
+        let reaching = |name: &str| {
+            let workload = Workload::named(name).unwrap();
+            ROUND.iter().filter(|fault| fault.reaches(&workload)).map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let (charges, claims) = (reaching("charges"), reaching("claims"));
+        assert!(
+            charges.iter().any(|fault| fault == "request through the proxy: response cut"),
+            "{charges:?}"
+        );
+        assert!(
+            !charges.iter().any(|fault| fault.contains("Message") || fault.contains("pause of a worker"))
+        );
+        assert!(!claims.iter().any(|fault| fault.contains("proxy: ") || fault.contains("of the producer")));
+        assert!(charges.iter().chain(&claims).filter(|fault| fault.contains("claim: ")).count() == 2);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
 /// The answer to an operation, as its caller knows it.
@@ -71,6 +71,8 @@ pub enum ClaimStep {
     },
     /// Another process holds the key.
     Busy,
+    /// The answer to the claim was lost; its owner asks again.
+    Unanswered,
     /// The claim is about to be extended.
     Extend {
         /// The fence of the grant.
@@ -82,6 +84,9 @@ pub enum ClaimStep {
         fence: u64,
         /// The answer.
         answer: Answer,
+        /// The time that is left of the lease, as the store answered it.
+        #[serde(default)]
+        lease_ms: u64,
     },
     /// The claim is about to be completed with this outcome.
     Complete {
@@ -183,6 +188,21 @@ pub enum Act {
         /// The error.
         why: String,
     },
+    /// A consumer received a message.
+    Delivered {
+        /// The payment.
+        id: String,
+        /// The message.
+        message: String,
+        /// The delivery's fence.
+        fence: u64,
+        /// How often the message was delivered.
+        deliveries: u32,
+        /// When the consumer asked, by the recorder's clock.
+        asked_ms: u64,
+        /// The time that was left of the lease, as the store answered it.
+        lease_ms: u64,
+    },
     /// A delivery ended at its worker.
     Settle {
         /// The payment.
@@ -219,6 +239,13 @@ pub enum Act {
         completed: bool,
         /// The recorded outcome: the bank's transaction number.
         outcome: Option<u64>,
+    },
+    /// A caller of the proxy got a response of success.
+    Response {
+        /// The payment.
+        id: String,
+        /// A hash of the response's body.
+        digest: u64,
     },
     /// A message, or key, that was not done at the end of the run.
     Left {
@@ -286,7 +313,7 @@ pub struct Caused {
     pub sends_failed: u64,
     /// Payments that a new producer process had to send again, because it did not know how the last send ended.
     pub sends_resumed: u64,
-    /// Bank calls and replays for messages that were delivered before.
+    /// Bank calls for messages that were delivered before, other than by an operator.
     pub redelivered: u64,
     /// Bank calls after a takeover.
     pub takeovers: u64,
@@ -296,7 +323,7 @@ pub struct Caused {
     pub settles_refused: u64,
     /// Duplicate deliveries that got the recorded outcome.
     pub replayed: u64,
-    /// Completions of claims whose answer was lost.
+    /// Claims, and completions of claims, whose answer was lost.
     pub claims_unknown: u64,
     /// Processes whose wall clock was set, as they saw it.
     pub clocks_stepped: u64,
@@ -406,9 +433,11 @@ impl Event {
             | Act::Send { id, .. }
             | Act::Call { id, .. }
             | Act::Shown { id, .. }
+            | Act::Delivered { id, .. }
             | Act::Settle { id, .. }
             | Act::Claim { id, .. }
             | Act::Entry { id, .. }
+            | Act::Response { id, .. }
             | Act::Left { id, .. } => Some(id),
             Act::FaultBegins { .. }
             | Act::FaultEnds { .. }
@@ -453,13 +482,18 @@ impl Writer {
     }
 }
 
-/// Reads a history. A damaged line is an error: what was recorded must not be skipped.
+/// Reads a history. A damaged line is an error, and so is one that is missing: what was recorded must not be skipped.
 pub fn read(path: &Path) -> anyhow::Result<Vec<Event>> {
     let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
     let mut events = Vec::new();
     for (at, line) in BufReader::new(file).lines().enumerate() {
-        let event = serde_json::from_str(&line?);
-        events.push(event.with_context(|| format!("{} line {}", path.display(), at + 1))?);
+        let at = at as u64 + 1;
+        let here = || format!("{} line {at}", path.display());
+        let event: Event = serde_json::from_str(&line?).with_context(here)?;
+        if event.n != at {
+            bail!("{}: its number is {}, so events are missing", here(), event.n);
+        }
+        events.push(event);
     }
     Ok(events)
 }
@@ -485,5 +519,15 @@ mod tests {
         let read = read(&path).unwrap();
         assert_eq!(read.iter().map(|event| event.n).collect::<Vec<_>>(), [1, 2, 3]);
         assert!(read.into_iter().map(|event| event.event).eq(events));
+        // A line that is missing, or not complete, is told.
+        let text = std::fs::read_to_string(&path).unwrap();
+        let without_second = [0, 2].map(|line| text.lines().nth(line).unwrap()).join("\n");
+        for (damaged, says) in
+            [(without_second.as_str(), "events are missing"), (&text[..text.len() - 9], "line 3")]
+        {
+            std::fs::write(&path, damaged).unwrap();
+            let error = super::read(&path).unwrap_err();
+            assert!(format!("{error:#}").contains(says), "{error:#}");
+        }
     }
 }

@@ -15,6 +15,7 @@ mod broker;
 mod drain;
 pub mod fault;
 mod inject;
+mod inputs;
 mod librdkafka;
 mod naive;
 mod processes;
@@ -27,7 +28,7 @@ mod site;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use fault::{KafkaFault, ROUND};
+pub use fault::{ASKED_FOR, KafkaFault, ROUND};
 pub use run::run;
 pub use site::{KafkaRole, KafkaSite};
 

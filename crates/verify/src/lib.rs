@@ -41,5 +41,5 @@ mod worker;
 pub mod workload;
 
 pub use handler::{Effects, Handler, UserHandler, verify, verify_in_test};
-pub use recorder::Payment;
+pub use recorder::{PROXIED, Payment, check_upstream};
 pub use run::{Options, Progress, run};

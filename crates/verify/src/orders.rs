@@ -29,6 +29,12 @@ const ORDERS: &str = "CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY)";
 const NAIVE: &str = "CREATE TABLE IF NOT EXISTS orders (
     id TEXT PRIMARY KEY, account TEXT NOT NULL, number INTEGER NOT NULL, published INTEGER NOT NULL DEFAULT 0)";
 
+/// The function that writes a message to the outbox: part of its statement.
+pub const ENQUEUE: &str = "hapax.enqueue";
+/// A key in the same bucket of the outbox as another one, for an account: the account's name with a number behind it.
+const SHARED_BUCKET: &str = "SELECT $1 || '.' || n FROM generate_series(0, 9999) AS n
+    WHERE hapax.outbox_bucket($1 || '.' || n) = hapax.outbox_bucket($2) ORDER BY n LIMIT 1";
+
 /// The name of the workload with an outbox.
 pub const WORKLOAD: &str = "orders";
 
@@ -88,11 +94,13 @@ pub async fn clean_up(site: &Site) -> anyhow::Result<()> {
 pub struct Writer {
     site: Site,
     postgres: Option<PgConnection>,
+    /// The key of the account's messages in the outbox of a database.
+    key: Option<String>,
 }
 
 impl Writer {
     pub fn new(site: &Site) -> Self {
-        Self { site: site.clone(), postgres: None }
+        Self { site: site.clone(), postgres: None, key: None }
     }
 
     /// Writes an order, and its message, unless it is there already. After an error it may be there or not.
@@ -105,21 +113,44 @@ impl Writer {
             Some(db) => db,
             None => PgConnection::connect(&url).await?,
         };
-        place_in_postgres(&mut db, &self.site.run, payment).await?;
+        let key = match &self.key {
+            Some(key) => key,
+            None => self.key.insert(outbox_key(&mut db, &payment.account).await?),
+        };
+        place_in_postgres(&mut db, &self.site.run, key, payment).await?;
         self.postgres = Some(db);
         Ok(())
     }
 }
 
-async fn place_in_postgres(db: &mut PgConnection, run: &str, payment: &Payment) -> anyhow::Result<()> {
+/// The key of an account's messages. Accounts are in pairs, and those of a pair share one of the outbox's 64 buckets, as the keys
+/// of a real database do: what is committed out of turn by one is seen beside the other.
+async fn outbox_key(db: &mut PgConnection, account: &str) -> anyhow::Result<String> {
+    let number = account.trim_start_matches(|c: char| !c.is_ascii_digit());
+    match number.parse::<u64>() {
+        Ok(odd) if odd % 2 == 1 => {
+            let first = format!("{}{}", account.trim_end_matches(number), odd - 1);
+            Ok(sqlx::query_scalar(SHARED_BUCKET).bind(account).bind(first).fetch_one(db).await?)
+        }
+        _ => Ok(account.to_owned()),
+    }
+}
+
+async fn place_in_postgres(
+    db: &mut PgConnection,
+    run: &str,
+    key: &str,
+    payment: &Payment,
+) -> anyhow::Result<()> {
     let mut tx = db.begin().await?;
     let insert = format!("INSERT INTO {} VALUES ($1) ON CONFLICT DO NOTHING", table(run));
     let added = sqlx::query(&insert).bind(&payment.id).execute(&mut *tx).await?;
     if added.rows_affected() == 1 {
         let headers = serde_json::json!({ IDEMPOTENCY_KEY_ATTRIBUTE: payment.id }).to_string();
-        let enqueue = sqlx::query("SELECT hapax.enqueue($1, $2, $3::text, $4::jsonb)")
+        let enqueue = format!("SELECT {ENQUEUE}($1, $2, $3::text, $4::jsonb)");
+        let enqueue = sqlx::query(&enqueue)
             .bind(topic(run))
-            .bind(&payment.account)
+            .bind(key)
             .bind(serde_json::to_string(payment)?)
             .bind(headers);
         enqueue.execute(&mut *tx).await?;

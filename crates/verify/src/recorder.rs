@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,11 +18,17 @@ use crate::workload::{Bank, Workload};
 
 /// A bank is slow, before and after it moves the money, so that crashes fall between.
 const BANK_MS: std::ops::Range<u64> = 1..8;
+/// One call in this many is slower before it moves the money, and one after it: long enough to aim a kill at.
+const SLOW_ONE_IN: u64 = 8;
+const SLOW_BANK_MS: std::ops::Range<u64> = 30..60;
 /// Of the payments of a workload with rejections, one in this many is from a closed account.
 const CLOSED_ONE_IN: u64 = 5;
 
 /// A wall clock that differs by less is not taken for one that was set: reports are on their way for some time.
 const CLOCK_MS: u64 = 10_000;
+
+/// Problems with the user's service that are logged.
+const PROBLEMS_MAX: u32 = 20;
 
 /// Where programs that are not of this run call: this, and the workload's name.
 pub const EFFECTS: &str = "/effects/";
@@ -86,12 +93,22 @@ pub struct Recorded {
     pub backlog: u64,
 }
 
-/// A control enters or leaves the part of its work in which a crash makes it lose or repeat a payment.
+/// A control enters or leaves the part of its work in which a crash makes it lose or repeat a payment; or a consumer the part
+/// between its payment and its ack.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Gap {
     pub who: String,
     pub workload: String,
     pub enters: bool,
+}
+
+/// A bank's call that is under way.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct OpenCall {
+    pub who: String,
+    pub workload: String,
+    /// The money was moved, and the caller has not heard of it.
+    pub moved: bool,
 }
 
 /// The figures of a run so far.
@@ -138,6 +155,10 @@ struct State {
     clocks: HashMap<String, i64>,
     /// Controls that are in their gap, by process and workload.
     gaps: HashMap<(String, String), u64>,
+    /// Controls that stay in their gap for a while, because a kill is aimed at them.
+    aimed_at: HashSet<String>,
+    /// Calls that are slow at this moment.
+    calls: HashMap<OpenCall, u64>,
     counts: Counts,
 }
 
@@ -148,18 +169,35 @@ struct Recorder {
     upstream: Option<Upstream>,
 }
 
+/// Checks the URL of a user's service.
+pub fn check_upstream(url: &str) -> anyhow::Result<()> {
+    Upstream::new(url).map(drop)
+}
+
 /// A service of the user: `http://HOST:PORT/PATH`.
 struct Upstream {
     address: String,
     path: String,
+    /// Problems that were logged; the first ones are enough.
+    told: AtomicU32,
 }
 
 impl Upstream {
     fn new(url: &str) -> anyhow::Result<Self> {
-        let rest = url.strip_prefix("http://").context("the upstream's URL does not begin with http://")?;
+        let rest = url.strip_prefix("http://").context("the service's URL has to begin with http://")?;
         let (address, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if address.is_empty() {
+            bail!("the service's URL has no host; write http://HOST:PORT/PATH");
+        }
         let port = if address.contains(':') { "" } else { ":80" };
-        Ok(Self { address: format!("{address}{port}"), path: format!("/{path}") })
+        let told = AtomicU32::new(0);
+        Ok(Self { address: format!("{address}{port}"), path: format!("/{path}"), told })
+    }
+
+    fn log(&self, problem: &str) {
+        if self.told.fetch_add(1, Ordering::Relaxed) < PROBLEMS_MAX {
+            eprintln!("http://{}{}: {problem}", self.address, self.path);
+        }
     }
 
     /// Passes a request on. A response of success is an effect.
@@ -172,9 +210,17 @@ impl Upstream {
             connection.ask_with(&self.path, &headers, &request.body).await?;
             connection.read().await?.context("it closed the connection")
         };
-        let Ok(response) = exchange.await else { return Ok((502, Vec::new())) };
+        let response = match exchange.await {
+            Ok(response) => response,
+            Err(error) => {
+                self.log(&format!("{error:#}"));
+                return Ok((502, Vec::new()));
+            }
+        };
         if (200..300).contains(&response.status) {
             recorder.pay(pay).await?;
+        } else {
+            self.log(&format!("status {}", response.status));
         }
         Ok((response.status, response.body))
     }
@@ -222,14 +268,20 @@ impl Recorder {
                 self.state().accounts_open = serde_json::from_slice(body)?;
                 b"null".to_vec()
             }
-            "/gap" => {
-                self.state().gap(serde_json::from_slice(body)?);
+            "/gap" => serde_json::to_vec(&self.state().gap(serde_json::from_slice(body)?))?,
+            "/aim" => {
+                self.state().aimed_at = serde_json::from_slice(body)?;
                 b"null".to_vec()
             }
             "/gaps" => {
                 let state = self.state();
                 let open = state.gaps.iter().filter(|(_, count)| **count > 0);
                 serde_json::to_vec(&open.map(|(of, _)| of.clone()).collect::<Vec<_>>())?
+            }
+            "/calls" => {
+                let state = self.state();
+                let open = state.calls.iter().filter(|(_, count)| **count > 0);
+                serde_json::to_vec(&open.map(|(call, _)| call).collect::<Vec<_>>())?
             }
             "/receipts" => serde_json::to_vec(&self.receipts(&serde_json::from_slice::<String>(body)?))?,
             "/now" => serde_json::to_vec(&self.writer().now_ms()?)?,
@@ -286,10 +338,20 @@ impl Recorder {
 
     async fn pay(&self, pay: Pay) -> anyhow::Result<Paid> {
         let workload = Workload::named(&pay.workload).context("no such workload")?;
-        tokio::time::sleep(Duration::from_millis(fastrand::u64(BANK_MS))).await;
+        let call = OpenCall { who: pay.who.clone(), workload: pay.workload.clone(), moved: false };
+        self.take_time(&call).await;
         let paid = self.pay_and_record(&workload, pay)?;
-        tokio::time::sleep(Duration::from_millis(fastrand::u64(BANK_MS))).await;
+        self.take_time(&OpenCall { moved: true, ..call }).await;
         Ok(paid)
+    }
+
+    async fn take_time(&self, call: &OpenCall) {
+        if fastrand::u64(..SLOW_ONE_IN) > 0 {
+            return tokio::time::sleep(Duration::from_millis(fastrand::u64(BANK_MS))).await;
+        }
+        *self.state().calls.entry(call.clone()).or_default() += 1;
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(SLOW_BANK_MS))).await;
+        self.state().calls.entry(call.clone()).and_modify(|count| *count -= 1);
     }
 
     /// The history has the calls in the order in which the bank got them: the writer is held from before the effect. Otherwise
@@ -348,7 +410,8 @@ impl State {
     fn pay(&mut self, workload: &Workload, pay: &Pay) -> Paid {
         let of = |what: &str| (pay.workload.clone(), what.to_owned());
         let caused = &mut self.counts.caused;
-        caused.redelivered += u64::from(pay.deliveries > 1);
+        // What an operator has released is delivered again without any fault.
+        caused.redelivered += u64::from(pay.deliveries > 1 && !workload.rejects);
         caused.takeovers += u64::from(pay.takeover);
         let closed =
             workload.rejects && pay.payment.number.is_multiple_of(CLOSED_ONE_IN) && !self.accounts_open;
@@ -368,13 +431,17 @@ impl State {
         Paid { effect: Effect::Moved, receipt }
     }
 
-    fn gap(&mut self, gap: Gap) {
+    /// Returns whether a kill is aimed at the control.
+    fn gap(&mut self, gap: Gap) -> bool {
         // A control without a queue has several payments in one gap; each counts when it is made.
-        if gap.enters && Workload::named(&gap.workload).is_some_and(|workload| workload.has_queue()) {
+        let counts = |workload: Workload| workload.is_control() && workload.has_queue();
+        if gap.enters && Workload::named(&gap.workload).is_some_and(counts) {
             self.counts.per_workload.entry(gap.workload.clone()).or_default().done += 1;
         }
+        let is_aimed_at = self.aimed_at.contains(&gap.workload);
         let count = self.gaps.entry((gap.who, gap.workload)).or_default();
         *count = if gap.enters { *count + 1 } else { count.saturating_sub(1) };
+        is_aimed_at
     }
 
     fn moved(&mut self, workload: &str, id: &str, receipt: u64) {
@@ -423,11 +490,11 @@ impl State {
                     }
                 }
             },
-            Act::Settle { id, ack, answer, ran, deliveries, .. } => match answer {
+            Act::Settle { id, ack, answer, ran, .. } => match answer {
                 Answer::Ok => {
-                    let replayed = *ack && !ran;
-                    caused.replayed += u64::from(replayed);
-                    caused.redelivered += u64::from(replayed && *deliveries > 1);
+                    // However often it was delivered: a duplicate waits for the first, and is delivered again, without any
+                    // fault.
+                    caused.replayed += u64::from(*ack && !ran);
                     if *ack {
                         self.done(&event.workload, id);
                     }
@@ -448,7 +515,10 @@ impl State {
             },
             Act::Restarted { .. } => caused.restarts += 1,
             // Refused completions are no sign of a fault: some contenders are too slow on purpose.
-            Act::Claim { step: ClaimStep::Completed { answer: Answer::Unknown, .. }, .. } => {
+            Act::Claim {
+                step: ClaimStep::Unanswered | ClaimStep::Completed { answer: Answer::Unknown, .. },
+                ..
+            } => {
                 caused.claims_unknown += 1;
             }
             _ => {}
@@ -494,15 +564,26 @@ impl Reporter {
         self.caller.call("/pay", pay).await
     }
 
-    /// Tells that a control enters or leaves its gap.
-    pub async fn gap(&self, workload: &str, enters: bool) -> anyhow::Result<()> {
+    /// Tells that a control enters or leaves its gap. Returns whether a kill is aimed at it.
+    pub async fn gap(&self, workload: &str, enters: bool) -> anyhow::Result<bool> {
         let gap = Gap { who: self.who.clone(), workload: workload.to_owned(), enters };
         self.caller.call("/gap", &gap).await
+    }
+
+    /// Aims at these controls, and at no others: each stays in its gap for a while when it enters it.
+    #[cfg(feature = "kafka")]
+    pub async fn aim<'w>(&self, workloads: impl IntoIterator<Item = &'w str>) -> anyhow::Result<()> {
+        self.caller.call("/aim", &workloads.into_iter().collect::<Vec<_>>()).await
     }
 
     /// The controls that are in their gap: process and workload. One whose process was killed there stays.
     pub async fn gaps(&self) -> anyhow::Result<Vec<(String, String)>> {
         self.caller.call("/gaps", &()).await
+    }
+
+    /// The calls to banks that take long at this moment.
+    pub async fn open_calls(&self) -> anyhow::Result<Vec<OpenCall>> {
+        self.caller.call("/calls", &()).await
     }
 
     /// The number of the next payment of an account.

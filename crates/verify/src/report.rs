@@ -99,6 +99,17 @@ pub struct Row {
     pub findings: Findings,
 }
 
+/// The verdict of all workloads of a tier.
+#[derive(Debug, Clone, Serialize)]
+pub struct TierVerdict {
+    /// The tier.
+    pub tier: hapax::Tier,
+    /// `held` only if it held in each workload, and the run is valid.
+    pub verdict: Verdict,
+    /// Its workloads.
+    pub workloads: Vec<&'static str>,
+}
+
 /// A point of the timeline: one second.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Second {
@@ -139,6 +150,8 @@ pub struct Report {
     pub faulted_operations: u64,
     /// Faults that changed something.
     pub faults_that_bit: u64,
+    /// One verdict for each tier.
+    pub tiers: Vec<TierVerdict>,
     /// One row for each workload, controls last.
     pub workloads: Vec<Row>,
     /// The faults.
@@ -185,6 +198,7 @@ impl Report {
             operations: rows.iter().map(|row| row.findings.operations).sum(),
             faulted_operations: faults.iter().map(|fault| fault.faulted).sum(),
             faults_that_bit,
+            tiers: judge_tiers(&rows, verdict),
             workloads: rows,
             fault_spans: fault_spans(events),
             faults,
@@ -240,6 +254,13 @@ fn judge(
     if findings.effects == 0 {
         return inconclusive("nothing took effect");
     }
+    // How the deliveries of a user's command ended is not seen, and runs on Kafka have a rule of their own.
+    if findings.hit == 0 && workload.shape != Shape::Own && !workload.is_on_kafka() {
+        return inconclusive("no fault reached it");
+    }
+    if findings.undecided * 2 > findings.intents {
+        return inconclusive("most of its keys were not searched for an order: too much overlaps");
+    }
     if workload.shape == Shape::Processor && findings.suppressed == 0 {
         return inconclusive("no transaction was aborted");
     }
@@ -270,6 +291,33 @@ fn judge_all(rows: &[Row]) -> (Verdict, String) {
         return (Verdict::Invalid, "there was no control".to_owned());
     }
     (Verdict::Held, "faults bit, every control was caught, and no violation was found".to_owned())
+}
+
+/// A verdict for each tier, weakest tier first. Nothing is shown by an invalid run.
+fn judge_tiers(rows: &[Row], of_run: Verdict) -> Vec<TierVerdict> {
+    use hapax::Tier;
+    let judge = |tier: Tier| {
+        let rows: Vec<&Row> = rows.iter().filter(|row| row.tier == Some(tier)).collect();
+        let has = |verdict: Verdict| rows.iter().any(|row| row.verdict == verdict);
+        let verdict = if has(Verdict::Violated) {
+            Verdict::Violated
+        } else if of_run == Verdict::Invalid {
+            Verdict::Invalid
+        } else if has(Verdict::Inconclusive) {
+            Verdict::Inconclusive
+        } else {
+            Verdict::Held
+        };
+        TierVerdict { tier, verdict, workloads: rows.iter().map(|row| row.workload).collect() }
+    };
+    let tiers = [Tier::AtLeastOnce, Tier::EffectivelyOnce, Tier::Transactional].map(judge);
+    tiers.into_iter().filter(|of| !of.workloads.is_empty()).collect()
+}
+
+/// The name of a tier.
+fn tier_name(tier: hapax::Tier) -> String {
+    let name = serde_json::to_value(tier).ok();
+    name.and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 fn timeline(events: &[Event]) -> Vec<Second> {

@@ -30,6 +30,9 @@ const REQUEST: Duration = Duration::from_millis(1_500);
 /// The lease when no more faults are injected.
 const CALM_LEASE: Duration = Duration::from_secs(30);
 
+/// What a child process says when it has begun its work.
+pub(crate) const READY: &str = "ready";
+
 /// What a child process is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Role {
@@ -126,6 +129,10 @@ pub async fn run(role: Role) -> anyhow::Result<()> {
 
 fn print_findings(history: &Path, workloads: &[String]) -> anyhow::Result<()> {
     let history = history::read(history)?;
+    let is_end = |event: &history::Event| matches!(event.event.act, history::Act::Drained { .. });
+    if !history.iter().any(is_end) {
+        bail!("the history has no end: the run did not list what is left");
+    }
     let findings: Vec<_> =
         named(workloads)?.iter().map(|workload| check::check(&history, workload)).collect();
     say(&serde_json::to_string(&findings)?);
@@ -140,7 +147,7 @@ pub fn say(line: &str) {
 
 /// Tells the parent that this process has begun its work.
 pub fn ready() {
-    say("ready");
+    say(READY);
 }
 
 /// Connects to the site's server, which may be down for a moment.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use hapax::core::EntryFilter;
 use hapax::{Hapax, StoreUrl};
-use hapax_faults::Action;
+use hapax_faults::{Action, FaultHandle, FaultProxy};
 
 use crate::aim::Aim;
 use crate::check::Findings;
@@ -22,14 +22,17 @@ use crate::operator::{self, Doubts};
 use crate::orders;
 use crate::own_store::OwnStore;
 use crate::preload::Disk;
-use crate::recorder::Reporter;
+use crate::recorder::{PROXIED, Reporter};
 use crate::report::{Report, ReportedFault, RunFacts};
 use crate::roles::{self, Role, Site};
 use crate::worker::transfers;
-use crate::workload::Workload;
+use crate::workload::{HANDLER, Workload};
 
 /// The name of this process in the history.
 pub(crate) const DIRECTOR: &str = "director";
+
+/// How long a program of the user's may take until its first effect.
+const USER_PROGRAM: Duration = Duration::from_secs(30);
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -112,7 +115,7 @@ pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyho
     let mut cluster = Cluster::start(&options.program, &store_url, own_store, servers, site, user, &history)?;
     let hapax = cluster.connect().await?;
     refuse_used_store(&hapax, options).await?;
-    let capabilities = hapax.store().capabilities();
+    let store_name = store_name(&hapax).await;
     let injected = storm(options, &mut cluster, &hapax, tell).await;
     cluster.stop_relay();
     let cleaned = roles::repeat(|| clean_up(&cluster, &options.workloads)).await;
@@ -125,13 +128,21 @@ pub async fn run(options: &Options, tell: &mut dyn FnMut(Progress<'_>)) -> anyho
     let facts = RunFacts {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         store: parsed.to_string(),
-        store_name: capabilities.name,
+        store_name,
         ledger: options.ledger.as_deref().map(hapax::without_secrets),
         seed: options.seed,
         seconds: started.elapsed().as_secs_f64(),
         command: options.command.clone(),
     };
     Ok(Report::new(facts, &options.workloads, findings, faults, &events))
+}
+
+/// The store's name for itself, with its server's version.
+async fn store_name(hapax: &Hapax) -> String {
+    let facts = hapax.store().examine().await.unwrap_or_default().facts;
+    let version = ["database_version", "server_version"].iter().find_map(|name| facts.get(*name)?.as_str());
+    let name = hapax.store().capabilities().name;
+    version.map_or(name.clone(), |version| format!("{name} {version}"))
 }
 
 /// A run fills queues and ledger, and kills servers: a store in use is not the place for it.
@@ -168,12 +179,13 @@ async fn storm(
     cluster.start_clients()?;
     let reporter = Reporter::new(cluster.site().recorder, DIRECTOR);
     wait_for_load(cluster, &reporter).await?;
+    wait_for_user_programs(cluster, &reporter, options).await?;
     tell(Progress::Phase(format!(
         "injecting faults for {} s, seed {}",
         options.time.as_secs(),
         options.seed
     )));
-    let mut schedule = Schedule::new(options.seed, faults_on(cluster, &options.faults)?);
+    let mut schedule = Schedule::new(options.seed, faults_on(cluster, &options.faults, &options.workloads)?);
     let end = Instant::now() + options.time;
     let (mut faults, mut doubts) = (Vec::new(), Doubts::default());
     let mut aim = Aim::new(&reporter, &options.workloads);
@@ -203,8 +215,11 @@ async fn storm(
         let caused = after.caused.since(&before.caused);
         reporter.report("", vec![Act::FaultEnds { number, hits, caused }]).await?;
         let bit = did_bite(fault, hits, &caused);
-        let faulted =
-            if matches!(fault, Fault::Wire(_) | Fault::KillRelay(_)) { hits } else { caused.faulted() };
+        let faulted = if matches!(fault, Fault::Wire(_) | Fault::KillRelay(_) | Fault::OpenOrder) {
+            hits
+        } else {
+            caused.faulted()
+        };
         let ms = at.elapsed().as_millis() as u64;
         let injected = ReportedFault { number, fault: fault.to_string(), ms, hits, caused, bit, faulted };
         tell(Progress::Fault(&injected));
@@ -241,8 +256,10 @@ async fn visit(
     Ok(())
 }
 
-/// The faults that can be injected here: those between servers and store need a proxy there.
-fn faults_on(cluster: &Cluster, wanted: &[Fault]) -> anyhow::Result<Vec<Fault>> {
+/// The faults that can be injected here, and that can change something in a workload: those between servers and store need a proxy
+/// there.
+fn faults_on(cluster: &Cluster, wanted: &[Fault], workloads: &[Workload]) -> anyhow::Result<Vec<Fault>> {
+    let ours = || workloads.iter().filter(|workload| !workload.is_control());
     let possible = |fault: &Fault| match fault {
         Fault::Wire(wire) => cluster.has_proxy(wire),
         Fault::Kill(Target::Store) => cluster.owns_store() && !cluster.has_replicas(),
@@ -250,15 +267,21 @@ fn faults_on(cluster: &Cluster, wanted: &[Fault]) -> anyhow::Result<Vec<Fault>> 
         Fault::ReplicaCut => cluster.has_replicas(),
         Fault::Kill(Target::Proxy) => cluster.has_proxies(),
         Fault::KillRelay(_) => cluster.has_relay(),
+        Fault::OpenOrder => {
+            let in_postgres = cluster.site().database.is_some();
+            cluster.has_relay() && in_postgres && cluster.proxy(Side::Store).is_some()
+        }
         Fault::Partition => cluster.proxy(Side::Store).is_some(),
         Fault::DiskFull => cluster.is_in_files(),
         Fault::Disk(_) => cluster.is_in_files() && cluster.preload().is_some(),
         Fault::ClockStep => cluster.preload().is_some(),
         Fault::Kill(_) | Fault::Pause | Fault::Scale => true,
     };
-    let faults: Vec<Fault> = wanted.iter().copied().filter(possible).collect();
+    let reaches = |fault: &Fault| ours().any(|workload| fault.reaches(workload));
+    let faults: Vec<Fault> =
+        wanted.iter().copied().filter(|fault| possible(fault) && reaches(fault)).collect();
     if faults.is_empty() {
-        bail!("none of these faults can be injected into this store");
+        bail!("none of these faults can be injected into this store and reach these workloads");
     }
     Ok(faults)
 }
@@ -275,6 +298,31 @@ async fn wait_for_load(cluster: &mut Cluster, reporter: &Reporter) -> anyhow::Re
     Ok(())
 }
 
+/// A program of the user's that has no effect without faults has none with them, and the run would say so after minutes.
+async fn wait_for_user_programs(
+    cluster: &mut Cluster,
+    reporter: &Reporter,
+    options: &Options,
+) -> anyhow::Result<()> {
+    let has = |name: &str| options.workloads.iter().any(|workload| workload.name == name);
+    let needed = [(HANDLER, options.handler.is_some()), (PROXIED, options.upstream.is_some())];
+    let deadline = Instant::now() + USER_PROGRAM;
+    for (name, _) in needed.into_iter().filter(|(name, is_given)| *is_given && has(name)) {
+        while reporter.counts().await?.per_workload.get(name).is_none_or(|progress| progress.moved == 0) {
+            cluster.check_alive()?;
+            if Instant::now() > deadline {
+                let seconds = USER_PROGRAM.as_secs();
+                let (what, says) = cluster.says_of_user_program(name);
+                bail!(
+                    "{what} had no effect in {seconds} s, without any fault; the last that it said: {says}"
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    Ok(())
+}
+
 /// Injects a fault; returns what it hit: frames, or processes.
 async fn inject(
     cluster: &mut Cluster,
@@ -286,9 +334,12 @@ async fn inject(
     match fault {
         Fault::Kill(Target::Producer) => cluster.restart_producer()?,
         Fault::Kill(Target::Worker) => aim.kill_worker(cluster, random).await?,
-        Fault::Kill(Target::Server) => cluster.restart_server(random.usize(..cluster.servers()))?,
+        Fault::Kill(Target::Server) => {
+            let number = random.usize(..cluster.servers());
+            aim.kill_server(cluster, number).await?;
+        }
         Fault::Pause => {
-            let (worker, time) = (random.usize(..cluster.workers.len()), fault::pause(random));
+            let (worker, time) = (aim.worker_to_pause(cluster, random).await?, fault::pause(random));
             cluster.pause_worker(worker, true);
             tokio::time::sleep(time).await;
             cluster.pause_worker(worker, false);
@@ -298,6 +349,7 @@ async fn inject(
         Fault::ReplicaCut => cluster.cut_replica(random)?,
         Fault::Kill(Target::Proxy) => cluster.restart_proxies()?,
         Fault::KillRelay(point) => return aim.kill_relay(cluster, point).await,
+        Fault::OpenOrder => return aim.keep_order_open(cluster).await,
         Fault::Scale => {
             let worker = random.usize(..cluster.workers.len());
             cluster.remove_worker(worker);
@@ -319,7 +371,7 @@ async fn inject(
             cluster.limit_files(false)?;
             cluster.restart_server(0)?;
         }
-        Fault::Disk(disk) => break_disk(cluster, disk).await?,
+        Fault::Disk(disk) => break_disk(cluster, disk, aim).await?,
         Fault::ClockStep => {
             let Some(preload) = cluster.preload() else { return Ok(0) };
             for _ in 0..fault::CLOCK_STEPS {
@@ -332,12 +384,12 @@ async fn inject(
     Ok(1)
 }
 
-async fn break_disk(cluster: &mut Cluster, fault: DiskFault) -> anyhow::Result<()> {
+async fn break_disk(cluster: &mut Cluster, fault: DiskFault, aim: &Aim<'_>) -> anyhow::Result<()> {
     let (disk, time) = match fault {
         DiskFault::SyncFails => (Disk::SyncFails, fault::FULL),
         DiskFault::WriteFails => (Disk::WriteFails, fault::FULL),
         DiskFault::Slow => (Disk::SyncIsSlow, fault::SLOW),
-        DiskFault::PowerCut => return cluster.cut_power(),
+        DiskFault::PowerCut => return aim.cut_power(cluster).await,
     };
     let set = |cluster: &Cluster, disk| cluster.preload().map_or(Ok(()), |preload| preload.set_disk(disk));
     set(cluster, disk)?;
@@ -348,12 +400,15 @@ async fn break_disk(cluster: &mut Cluster, fault: DiskFault) -> anyhow::Result<(
 
 async fn break_wire(cluster: &Cluster, wire: WireFault) -> u64 {
     let (end, mut hits) = (Instant::now() + WINDOW, 0);
+    let proxies = cluster.proxies_of(wire.side);
     while Instant::now() < end {
-        let Some(proxy) = cluster.proxy(wire.side) else { break };
-        let injected = proxy.inject(wire.on(), wire.action).times(HITS_PER_PART);
+        let inject = |proxy: &&FaultProxy| proxy.inject(wire.on(), wire.action).times(HITS_PER_PART);
+        let injected: Vec<FaultHandle> = proxies.iter().map(inject).collect();
         tokio::time::sleep(PART).await;
-        injected.remove();
-        hits += injected.count();
+        for injected in injected {
+            injected.remove();
+            hits += injected.count();
+        }
     }
     hits
 }
@@ -361,10 +416,14 @@ async fn break_wire(cluster: &Cluster, wire: WireFault) -> u64 {
 /// Whether a fault changed something.
 fn did_bite(fault: Fault, hits: u64, caused: &Caused) -> bool {
     let duplicated = matches!(fault, Fault::Wire(wire) if wire.action == Action::Duplicate);
+    // Nothing may depend on a wall clock: all that a step can show is that processes saw another time. What else happens then is of
+    // another fault.
+    if fault == Fault::ClockStep {
+        return caused.clocks_stepped > 0;
+    }
     // A relay is killed when a request or response of its own is under way: that one is lost.
-    let certain = matches!(fault, Fault::KillRelay(_))
-        // Nothing may depend on a client's clock, so all that can be shown is that the clients saw another time.
-        || fault == Fault::ClockStep && caused.clocks_stepped > 0;
+    // An order that stays open counts only if others have overtaken it.
+    let certain = matches!(fault, Fault::KillRelay(_) | Fault::OpenOrder);
     hits > 0 && (certain || caused.bit() || duplicated && caused.replayed + caused.known > 0)
 }
 
@@ -406,11 +465,11 @@ mod tests {
         let duplicate =
             |fault: &Fault| matches!(fault, Fault::Wire(wire) if wire.action == Action::Duplicate);
         for fault in ROUND {
-            // To kill a relay in the middle of a request is a change by itself.
-            let certain = matches!(fault, Fault::KillRelay(_));
+            // To kill a relay in the middle of a request is a change by itself, and so is an order that was overtaken.
+            let certain = matches!(fault, Fault::KillRelay(_) | Fault::OpenOrder);
             assert_eq!(did_bite(fault, 1, &nothing), certain, "{fault}");
             let lost = Caused { sends_unknown: 1, ..nothing };
-            assert!(did_bite(fault, 1, &lost), "{fault}");
+            assert_eq!(did_bite(fault, 1, &lost), fault != Fault::ClockStep, "{fault}");
             assert!(!did_bite(fault, 0, &lost), "{fault}: it hit nothing, so it was not the cause");
             // Producers send some payments twice on purpose.
             let replayed = Caused { replayed: 1, ..nothing };

@@ -2,6 +2,7 @@
 
 mod claims;
 mod controls;
+mod deliveries;
 pub mod transfers;
 
 use std::sync::Arc;
@@ -76,6 +77,11 @@ pub async fn run(site: &Site, workloads: &[Workload]) -> anyhow::Result<()> {
             Shape::Claims => {
                 for number in 0..CONCURRENCY {
                     tasks.spawn(claims::claim(place.clone(), number));
+                }
+            }
+            Shape::Receiver => {
+                for _ in 0..CONCURRENCY {
+                    tasks.spawn(deliveries::consume(place.clone(), workload));
                 }
             }
             Shape::AckBefore | Shape::AckAfter | Shape::LookUp => {

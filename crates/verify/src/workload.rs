@@ -10,6 +10,8 @@ pub enum Shape {
     Worker(OnDoubt),
     /// A worker of Hapax at `transactional`: the bank is a table in the database of the inbox.
     Transactional,
+    /// Consumers without a worker of Hapax, at `at-least-once`: receive, pay, ack.
+    Receiver,
     /// No queue: processes claim keys of the ledger, and complete them.
     Claims,
     /// Orders in a database with an outbox: relays publish, and workers of Hapax consume.
@@ -73,7 +75,7 @@ pub struct Workload {
 pub const HANDLER: &str = "handler";
 
 /// All workloads, controls last.
-pub const ALL: [Workload; 15] = [
+pub const ALL: [Workload; 16] = [
     Workload {
         name: "payments",
         title: "payments to a bank that checks keys",
@@ -131,6 +133,16 @@ pub const ALL: [Workload; 15] = [
         tier: Tier::Transactional,
         shape: Shape::Transactional,
         bank: Bank::Table,
+        fifo: false,
+        rejects: false,
+    },
+    Workload {
+        name: "deliveries",
+        title: "messages that consumers receive and ack themselves",
+        boundary: "at least once; no message is delivered while its lease lasts, and an outdated receipt acks nothing",
+        tier: Tier::AtLeastOnce,
+        shape: Shape::Receiver,
+        bank: Bank::Keyed,
         fifo: false,
         rejects: false,
     },
@@ -292,9 +304,9 @@ impl Workload {
             Shape::Worker(_) if self.rejects && self.fifo => 2,
             Shape::Worker(_) => 5,
             Shape::Processor => 8,
-            // One in each partition.
-            Shape::ProduceCommit | Shape::CommitProduce | Shape::Librdkafka => 4,
-            Shape::Transactional | Shape::Outbox | Shape::Proxy(_) => 3,
+            // One in each partition; pairs that share a bucket of the outbox.
+            Shape::ProduceCommit | Shape::CommitProduce | Shape::Librdkafka | Shape::Outbox => 4,
+            Shape::Transactional | Shape::Proxy(_) => 3,
             _ => 2,
         }
     }

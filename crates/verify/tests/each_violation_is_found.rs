@@ -1,7 +1,7 @@
 //! Each violation in the shortest history that has it, and the histories beside it that are right.
 
 use hapax_verify::check::{Anomaly, Findings, WITNESS_EVENTS_MAX, check};
-use hapax_verify::history::{Act, Answer, ClaimStep, Effect, Event, NewEvent, Place};
+use hapax_verify::history::{Act, Answer, Caused, ClaimStep, Effect, Event, NewEvent, Place};
 use hapax_verify::workload::Workload;
 
 const PAYMENTS: &str = "payments";
@@ -38,10 +38,25 @@ impl History {
         self.add("w", Act::Call { id, account, number, fence, deliveries, takeover, effect, receipt })
     }
 
+    /// A delivery of a payment's message that was asked for at this time, with a lease of 100 ms; it was received just now.
+    fn delivered(self, number: u64, fence: u64, asked_ms: u64) -> Self {
+        let (id, message, deliveries, lease_ms) = (id(number), format!("m{number}"), 1, 100);
+        self.add("w", Act::Delivered { id, message, fence, deliveries, asked_ms, lease_ms })
+    }
+
     fn acked(self, number: u64, fence: u64, answer: Answer) -> Self {
+        self.acked_in(1, number, fence, answer)
+    }
+
+    /// The same in another delivery of the message.
+    fn acked_in(self, deliveries: u32, number: u64, fence: u64, answer: Answer) -> Self {
         let (id, message, error) = (id(number), format!("m{number}"), None);
-        let (ack, ran, deliveries) = (true, true, 1);
+        let (ack, ran) = (true, true);
         self.add("w", Act::Settle { id, message, fence, ack, answer, ran, deliveries, error })
+    }
+
+    fn drained(self, empty: bool) -> Self {
+        self.add("d", Act::Drained { empty, why: None })
     }
 
     fn left(self, number: u64, place: Place) -> Self {
@@ -72,7 +87,11 @@ impl History {
 
     #[track_caller]
     fn is(&self, fifo: bool, expected: &[Anomaly]) -> Findings {
-        let workload = Workload { fifo, ..Workload::named(PAYMENTS).unwrap() };
+        self.is_of(Workload { fifo, ..Workload::named(PAYMENTS).unwrap() }, expected)
+    }
+
+    #[track_caller]
+    fn is_of(&self, workload: Workload, expected: &[Anomaly]) -> Findings {
         let findings = check(&self.0, &workload);
         let found: Vec<Anomaly> = findings.counts.keys().copied().collect();
         assert_eq!(found, expected, "{findings:#?}");
@@ -190,6 +209,61 @@ fn stale_settle_accepted() {
     both.is(false, &[Anomaly::StaleSettleAccepted]);
     paid().acked(1, 9, Answer::Ok).acked(1, 5, Answer::Failed).is(false, &[]);
     paid().acked(1, 5, Answer::Ok).acked(1, 5, Answer::Ok).is(false, &[]);
+    // The holder of a newer delivery is refused, because the ack of the older one has ended the message.
+    let stale = paid().acked_in(1, 1, 5, Answer::Ok).acked_in(2, 1, 9, Answer::Failed);
+    let findings = stale.is(false, &[Anomaly::StaleSettleAccepted]);
+    assert!(findings.violations[0].says.contains("there is a delivery with fence 9"), "{findings:#?}");
+    // Or it is delivered again although it had ended: no ack of it is needed to see that.
+    let again = paid().acked_in(1, 1, 5, Answer::Ok).call(1, 9, Effect::Known);
+    again.acked_in(2, 1, 9, Answer::Unknown).is(false, &[Anomaly::StaleSettleAccepted]);
+}
+
+#[test]
+fn the_fence_of_a_message_does_not_grow_with_its_deliveries() {
+    let paid = || History::default().accepted(1).call(1, 5, Effect::Moved);
+    paid().acked_in(1, 1, 5, Answer::Unknown).acked_in(2, 1, 9, Answer::Ok).is(false, &[]);
+    for smaller in [4, 5] {
+        let wrong = paid().acked_in(1, 1, 5, Answer::Unknown).acked_in(2, 1, smaller, Answer::Unknown);
+        wrong.is(false, &[Anomaly::FenceBackwards]);
+    }
+    // A power cut takes the count of a delivery back: the next one has its number, and a larger fence.
+    let cut = Act::FaultBegins { number: 1, fault: "power cut of the server".into() };
+    let cut = paid().acked_in(2, 1, 5, Answer::Unknown).add("d", cut);
+    cut.acked_in(1, 1, 9, Answer::Ok).is(false, &[]);
+}
+
+#[test]
+fn failed_but_done() {
+    let settled = |history: History, message: &str, fence| {
+        let (id, message, error) = (id(1), message.to_owned(), None);
+        let (ack, answer, ran, deliveries) = (true, Answer::Ok, true, 1);
+        history.add("w", Act::Settle { id, message, fence, ack, answer, ran, deliveries, error })
+    };
+    let of = |first| {
+        let sent = History::default().intent(1).sent(1, first).sent(1, Answer::Ok).call(1, 5, Effect::Moved);
+        settled(sent, "m1", 5)
+    };
+    settled(of(Answer::Failed), "m2", 9).is(false, &[Anomaly::FailedButDone]);
+    settled(of(Answer::Unknown), "m2", 9).is(false, &[]);
+    of(Answer::Failed).is(false, &[]);
+    // One producer was killed, and its last sends are not known.
+    settled(of(Answer::Failed), "m2", 9).intent(1).is(false, &[]);
+    let twice = Act::FaultBegins { number: 1, fault: "SendMessage: request duplicated".into() };
+    settled(of(Answer::Failed), "m2", 9).add("d", twice).is(false, &[]);
+}
+
+#[test]
+fn completion_lost() {
+    let acked = || History::default().accepted(1).call(1, 5, Effect::Moved).acked(1, 5, Answer::Ok);
+    acked().drained(true).entry(1, 500).is(false, &[]);
+    acked().drained(true).is(false, &[Anomaly::CompletionLost]);
+    let open = Act::Entry { id: id(1), completed: false, outcome: None };
+    acked().drained(true).add("d", open).is(false, &[Anomaly::CompletionLost]);
+    // It was acked after the entries were read.
+    let late = History::default().accepted(1).call(1, 5, Effect::Moved).drained(false);
+    late.acked(1, 5, Answer::Ok).is(false, &[]);
+    // The inbox of a transaction is in another database.
+    acked().drained(true).is_of(Workload { name: PAYMENTS, ..Workload::named("transfers").unwrap() }, &[]);
 }
 
 #[test]
@@ -212,7 +286,7 @@ fn a_stale_extension_is_accepted() {
     let extended = |history: History, answer| {
         history
             .claim("a", ClaimStep::Extend { fence: 1 })
-            .claim("a", ClaimStep::Extended { fence: 1, answer })
+            .claim("a", ClaimStep::Extended { fence: 1, answer, lease_ms: 0 })
     };
     let taken_over = || History::default().granted("a", 1).granted("b", 2);
     extended(taken_over(), Answer::Ok).is(false, &[Anomaly::StaleSettleAccepted]);
@@ -265,6 +339,78 @@ fn granted_while_held() {
         .granted("b", 9)
         .claim("a", ClaimStep::Granted { fence: 5, lease_ms });
     late.is(false, &[Anomaly::GrantedWhileHeld]);
+}
+
+#[test]
+fn delivered_while_leased() {
+    let again = |at_ms: u64| {
+        let mut history = History::default().delivered(1, 5, 1).delivered(2, 7, 1).delivered(1, 9, 2);
+        history.0[2].ms = at_ms;
+        history
+    };
+    let findings = again(90).is(false, &[Anomaly::GrantedWhileHeld]);
+    assert!(findings.violations[0].says.contains("11 ms before the lease of fence 5 ended"), "{findings:#?}");
+    assert_eq!(findings.total(), 1, "another message is delivered meanwhile");
+    again(97).is(false, &[]);
+    again(300).is(false, &[]);
+    // The first learns of its delivery after the second.
+    History::default().delivered(1, 9, 1).delivered(1, 5, 1).is(false, &[Anomaly::GrantedWhileHeld]);
+    // What was not synced when its store was killed may be delivered early.
+    for fault in ["kill -9 of the store", "power cut of the server", "failover: kill -9"] {
+        let fault = Act::FaultBegins { number: 1, fault: fault.into() };
+        again(90).add("d", fault).is(false, &[]);
+    }
+}
+
+#[test]
+fn granted_while_the_lease_was_extended() {
+    let extended = |until_other: u64| {
+        let mut history = History::default().granted("a", 5).claim("a", ClaimStep::Extend { fence: 5 });
+        // Asked for at 3 ms.
+        history = history.claim("a", ClaimStep::Extended { fence: 5, answer: Answer::Ok, lease_ms: 100 });
+        history = history.granted("b", 9);
+        history.0[5].ms = until_other;
+        history
+    };
+    let findings = extended(90).is(false, &[Anomaly::GrantedWhileHeld]);
+    assert!(findings.violations[0].says.contains("13 ms before the lease of fence 5 ended"), "{findings:#?}");
+    extended(103).is(false, &[]);
+}
+
+#[test]
+fn granted_while_a_holder_of_an_earlier_claim_has_time_left() {
+    let lease_ms = |lease_ms, fence| ClaimStep::Granted { fence, lease_ms };
+    let mut history = History::default().claim("a", ClaimStep::Ask).claim("a", lease_ms(300, 5));
+    history = history.claim("b", ClaimStep::Ask).claim("c", ClaimStep::Ask);
+    history = history.claim("c", lease_ms(10, 9)).claim("b", lease_ms(10, 7));
+    // The claim between the two was heard of late.
+    (history.0[4].ms, history.0[5].ms) = (290, 310);
+    let findings = history.is(false, &[Anomaly::GrantedWhileHeld]);
+    assert!(findings.violations[0].says.contains("fence 9 was granted"), "{findings:#?}");
+}
+
+#[test]
+fn what_a_fault_has_hit_is_counted() {
+    let hit = |history: History| history.is(false, &[]).hit;
+    assert_eq!(hit(History::default().accepted(1).call(1, 5, Effect::Moved).acked(1, 5, Answer::Ok)), 0);
+    assert_eq!(hit(History::default().intent(1).sent(1, Answer::Unknown)), 1);
+    let again = |sends| {
+        let mut history = History::default().intent(1).call(1, 5, Effect::Moved);
+        for _ in 0..sends {
+            history = history.sent(1, Answer::Ok);
+        }
+        let (id, message, error) = (id(1), "m2".to_owned(), None);
+        let (ack, answer, ran, deliveries, fence) = (true, Answer::Ok, false, 1, 9);
+        history.add("w", Act::Settle { id, message, fence, ack, answer, ran, deliveries, error })
+    };
+    assert_eq!((hit(again(1)), hit(again(2))), (1, 0), "a producer that repeats itself is no fault");
+    // A process is killed with a claim, and never heard of again.
+    let ended = Act::FaultEnds { number: 1, hits: 1, caused: Caused::default() };
+    assert_eq!(hit(History::default().granted("a", 5).add("d", ended.clone())), 1);
+    assert_eq!(hit(History::default().granted("a", 5).completed("a", 5, Answer::Ok).add("d", ended)), 0);
+    let mut late = History::default().granted("a", 5);
+    late.0[1].ms = 1_500;
+    assert_eq!(hit(late), 1);
 }
 
 #[test]
@@ -348,6 +494,19 @@ fn outcome_differs() {
     let paid = || History::default().accepted(1).call(1, 5, Effect::Moved);
     paid().entry(1, 500).is(false, &[]);
     paid().entry(1, 501).is(false, &[Anomaly::OutcomeDiffers]);
+    // Each answer counts, not only the last one.
+    paid().entry(1, 501).entry(1, 500).is(false, &[Anomaly::OutcomeDiffers]);
+}
+
+#[test]
+fn responses_through_a_proxy_differ() {
+    let response = |history: History, digest| history.add("p", Act::Response { id: id(1), digest });
+    let paid = || History::default().accepted(1).call(1, 5, Effect::Moved);
+    let of = |name| Workload { name: PAYMENTS, ..Workload::named(name).unwrap() };
+    response(response(paid(), 7), 7).is_of(of("charges"), &[]);
+    response(response(paid(), 7), 8).is_of(of("charges"), &[Anomaly::OutcomeDiffers]);
+    // A service that recognises the key may be asked again, and answer in other words.
+    response(response(paid(), 7), 8).is_of(of("charges-keyed"), &[]);
 }
 
 #[test]

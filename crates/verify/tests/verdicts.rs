@@ -1,6 +1,6 @@
 //! Verdicts, and the forms of a report.
 
-use hapax_verify::check::{Anomaly, check};
+use hapax_verify::check::{Anomaly, Findings, check};
 use hapax_verify::history::{Act, Answer, Caused, Effect, Event, NewEvent, Place};
 use hapax_verify::report::{FaultSpan, Report, ReportedFault, RunFacts, Second, Verdict};
 use hapax_verify::workload::Workload;
@@ -13,6 +13,7 @@ fn paid(n: u64, workload: &str, times: u64) -> Vec<Event> {
     let (id, account) = ("<a>-1".to_owned(), "<a>".to_owned());
     let mut events = vec![
         event(n, workload, Act::Intent { id: id.clone(), account: account.clone(), number: 1 }),
+        event(n + 1, workload, Act::Send { id: id.clone(), answer: Answer::Unknown }),
         event(n + 1, workload, Act::Send { id: id.clone(), answer: Answer::Ok }),
     ];
     for time in 0..times {
@@ -40,6 +41,10 @@ fn report_of(workloads: &[&str], ours: u64, naive: u64, bit: bool) -> Report {
 
 fn report_on(workloads: &[Workload], events: &[Event], bit: bool) -> Report {
     let findings = workloads.iter().map(|workload| check(events, workload)).collect();
+    judged(workloads, findings, events, bit)
+}
+
+fn judged(workloads: &[Workload], findings: Vec<Findings>, events: &[Event], bit: bool) -> Report {
     let facts = RunFacts {
         version: "1".into(),
         store: "embedded:x".into(),
@@ -81,8 +86,9 @@ fn a_run_that_could_not_wait_says_what_is_left_and_why() {
     assert_eq!(why, Some("messages were still waiting at the end: 1; nothing moves"));
     assert!(report.to_text().contains("nothing moves"), "{}", report.to_text());
     // What is left of a control shows nothing, and is nothing to wait for.
-    let of_control = |event: &Event| !matches!(&event.event.act, Act::Left { .. } | Act::Send { .. });
-    let mut events: Vec<Event> = events.into_iter().filter(of_control).collect();
+    let is_kept =
+        |event: &Event| !matches!(&event.event.act, Act::Left { .. } | Act::Send { answer: Answer::Ok, .. });
+    let mut events: Vec<Event> = events.into_iter().filter(is_kept).collect();
     events.push(event(33, "ack-after", Act::Left { id: "b-1".into(), place: Place::Waiting }));
     assert_eq!(report_on(&workloads, &events, true).verdict, Verdict::Held);
 }
@@ -112,6 +118,34 @@ fn a_workload_without_an_effect_is_inconclusive() {
     assert_eq!(report.why, "nothing was shown for accounts");
     assert_eq!(report.workloads[1].why.as_deref(), Some("nothing took effect"));
     assert_eq!(report.workloads[0].verdict, Verdict::Held);
+}
+
+#[test]
+fn a_workload_that_no_fault_reached_is_inconclusive() {
+    let workloads: Vec<Workload> =
+        ["payments", "accounts", "ack-after"].map(|name| Workload::named(name).unwrap()).into();
+    let mut events = paid(2, "payments", 1);
+    events.extend(paid(20, "ack-after", 2));
+    let is_answered = |event: &Event| !matches!(&event.event.act, Act::Send { answer: Answer::Unknown, .. });
+    events.extend(paid(40, "accounts", 1).into_iter().filter(is_answered));
+    let report = report_on(&workloads, &events, true);
+    assert_eq!(
+        (report.verdict, report.why.as_str()),
+        (Verdict::Inconclusive, "nothing was shown for accounts")
+    );
+    assert_eq!(report.workloads[1].why.as_deref(), Some("no fault reached it"));
+    assert_eq!(report.workloads[0].verdict, Verdict::Held);
+}
+
+#[test]
+fn a_ledger_whose_keys_were_not_searched_is_inconclusive() {
+    let workloads: Vec<Workload> = ["claims", "ack-after"].map(|name| Workload::named(name).unwrap()).into();
+    let mut findings = vec![Findings::default(), check(&paid(20, "ack-after", 2), &workloads[1])];
+    (findings[0].intents, findings[0].effects, findings[0].hit) = (10, 10, 1);
+    for (undecided, verdict) in [(5, Verdict::Held), (6, Verdict::Inconclusive)] {
+        findings[0].undecided = undecided;
+        assert_eq!(judged(&workloads, findings.clone(), &[], true).verdict, verdict);
+    }
 }
 
 #[test]

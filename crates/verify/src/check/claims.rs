@@ -7,15 +7,17 @@ use super::register::Search;
 use super::{Anomaly, Findings};
 use crate::history::{Act, Answer, ClaimStep, Event};
 
+/// An operation that takes longer was hit by a fault: others wait, or it is repeated.
+const LATE_MS: u64 = 1_000;
 /// How much the times of the recorder and of the store may be rounded.
 const ROUNDING_MS: u64 = 5;
 
 /// A grant, by the recorder's clock.
 struct Held<'a> {
     fence: u64,
-    /// It had been granted by then.
-    by_ms: u64,
-    /// It had not ended before this: the time that was left is counted from before the claim was asked for.
+    /// It had been granted by then; `None` of an extension, which is no grant.
+    by_ms: Option<u64>,
+    /// It had not ended before this: the time that was left is counted from before the claim, or more time, was asked for.
     until_ms: u64,
     event: &'a Event,
 }
@@ -24,7 +26,7 @@ struct Held<'a> {
 struct Key<'a> {
     /// The largest fence that was granted so far, and its event.
     granted: Option<(u64, &'a Event)>,
-    /// All grants.
+    /// All grants and extensions.
     held: Vec<Held<'a>>,
     /// The accepted completion: fence, outcome, event.
     completed: Option<(u64, String, &'a Event)>,
@@ -34,6 +36,8 @@ struct Key<'a> {
     replayed: Option<(String, &'a Event)>,
     /// For each process: what was granted, and whether the key had ended, when it began its operation.
     begun: BTreeMap<&'a str, Begun<'a>>,
+    /// For each process that has begun an operation, or holds the key: its last event.
+    open: BTreeMap<&'a str, &'a Event>,
     events: Vec<&'a Event>,
     violations: u64,
 }
@@ -45,7 +49,8 @@ struct Begun<'a> {
     ended: Option<&'a Event>,
 }
 
-pub fn check(own: &[&Event], findings: &mut Findings) {
+/// Checks the keys of a workload. `last_fault` is the number of the event with which the last fault ended.
+pub fn check(own: &[&Event], last_fault: u64, findings: &mut Findings) {
     let mut keys: BTreeMap<&str, Key<'_>> = BTreeMap::new();
     for event in own {
         let Act::Claim { id, step } = &event.event.act else { continue };
@@ -54,9 +59,10 @@ pub fn check(own: &[&Event], findings: &mut Findings) {
         findings.intents += u64::from(is_new);
         findings.operations += u64::from(!matches!(
             step,
-            ClaimStep::Ask | ClaimStep::Extend { .. } | ClaimStep::Complete { .. }
+            ClaimStep::Ask | ClaimStep::Unanswered | ClaimStep::Extend { .. } | ClaimStep::Complete { .. }
         ));
         key.events.push(event);
+        findings.hit += u64::from(key.is_hit(step, event));
         let before = findings.total();
         key.step(id, step, event, findings);
         key.violations += findings.total() - before;
@@ -65,6 +71,8 @@ pub fn check(own: &[&Event], findings: &mut Findings) {
         let before = findings.total();
         key.check_leases(id, findings);
         key.violations += findings.total() - before;
+        // Processes that were killed in the middle: they began, or held the key, and were never heard of again.
+        findings.hit += key.open.values().filter(|event| event.n < last_fault).count() as u64;
     }
     let mut search = Search::new();
     // A violation that has a name is not reported twice.
@@ -78,8 +86,10 @@ impl<'a> Key<'a> {
         let who = event.event.who.as_str();
         match step {
             ClaimStep::Ask | ClaimStep::Extend { .. } => self.begin(who, event),
-            ClaimStep::Extended { fence, answer: Answer::Ok } => {
+            ClaimStep::Extended { fence, answer: Answer::Ok, lease_ms } => {
                 let begun = self.begun.get(who).cloned().unwrap_or_default();
+                let until_ms = begun.ms + lease_ms;
+                self.held.push(Held { fence: *fence, by_ms: None, until_ms, event });
                 if let Some((newer, shown)) = begun.granted.filter(|(newer, _)| newer > fence) {
                     let says = format!(
                         "an extension with fence {fence} was accepted after fence {newer} was granted"
@@ -87,11 +97,11 @@ impl<'a> Key<'a> {
                     findings.add(Anomaly::StaleSettleAccepted, id, says, &[shown, event]);
                 }
             }
-            ClaimStep::Extended { .. } | ClaimStep::Busy => {}
+            ClaimStep::Extended { .. } | ClaimStep::Busy | ClaimStep::Unanswered => {}
             ClaimStep::Granted { fence, lease_ms } => {
                 let begun = self.begun.get(who).cloned().unwrap_or_default();
                 let until_ms = begun.ms + lease_ms;
-                self.held.push(Held { fence: *fence, by_ms: event.ms, until_ms, event });
+                self.held.push(Held { fence: *fence, by_ms: Some(event.ms), until_ms, event });
                 if let Some((earlier, shown)) = begun.granted.filter(|(earlier, _)| fence <= earlier) {
                     let says = format!("fence {fence} was granted after fence {earlier}");
                     findings.add(Anomaly::FenceBackwards, id, says, &[shown, event]);
@@ -116,6 +126,30 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// Whether an operation was hit by a fault: its answer was lost or late. Notes what is open.
+    fn is_hit(&mut self, step: &ClaimStep, event: &'a Event) -> bool {
+        let who = event.event.who.as_str();
+        match step {
+            ClaimStep::Ask | ClaimStep::Extend { .. } | ClaimStep::Complete { .. } => {
+                self.open.insert(who, event);
+                return false;
+            }
+            ClaimStep::Unanswered => return true,
+            ClaimStep::Granted { .. } | ClaimStep::Extended { .. } => {
+                self.open.insert(who, event);
+            }
+            ClaimStep::Replayed { .. } | ClaimStep::Busy | ClaimStep::Completed { .. } => {
+                self.open.remove(who);
+            }
+        }
+        let is_unknown = matches!(
+            step,
+            ClaimStep::Extended { answer: Answer::Unknown, .. }
+                | ClaimStep::Completed { answer: Answer::Unknown, .. }
+        );
+        is_unknown || self.begun.get(who).is_some_and(|begun| event.ms - begun.ms >= LATE_MS)
+    }
+
     fn begin(&mut self, who: &'a str, event: &Event) {
         let ended = self.completed.as_ref().map(|(_, _, event)| *event);
         self.begun.insert(who, Begun { ms: event.ms, granted: self.granted, ended });
@@ -124,17 +158,22 @@ impl<'a> Key<'a> {
     /// A lease lasts as long as its holder was told, whatever any clock says.
     fn check_leases(&mut self, id: &str, findings: &mut Findings) {
         self.held.sort_by_key(|held| held.fence);
-        for pair in self.held.windows(2) {
-            let [earlier, later] = pair else { continue };
-            if later.by_ms + ROUNDING_MS < earlier.until_ms && later.fence != earlier.fence {
+        // Of those with a smaller fence, the one that lasts longest.
+        let mut longest: Option<&Held<'_>> = None;
+        for later in self.held.chunk_by(|one, other| one.fence == other.fence) {
+            let granted = later.iter().find_map(|held| Some((held.by_ms?, held)));
+            if let (Some(earlier), Some((by_ms, granted))) = (longest, granted)
+                && by_ms + ROUNDING_MS < earlier.until_ms
+            {
                 let says = format!(
                     "fence {} was granted at the latest {} ms before the lease of fence {} ended",
-                    later.fence,
-                    earlier.until_ms - later.by_ms,
+                    granted.fence,
+                    earlier.until_ms - by_ms,
                     earlier.fence
                 );
-                findings.add(Anomaly::GrantedWhileHeld, id, says, &[earlier.event, later.event]);
+                findings.add(Anomaly::GrantedWhileHeld, id, says, &[earlier.event, granted.event]);
             }
+            longest = longest.into_iter().chain(later).max_by_key(|held| held.until_ms);
         }
     }
 

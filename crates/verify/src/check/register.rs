@@ -206,6 +206,10 @@ fn operations<'a>(events: &[&'a Event]) -> Vec<Operation<'a>> {
     for event in events.iter().copied() {
         let Act::Claim { step, .. } = &event.event.act else { continue };
         let who = event.event.who.as_str();
+        if *step == ClaimStep::Unanswered {
+            // The claim is asked for again by the same owner: both are one operation.
+            continue;
+        }
         let begins = match step {
             ClaimStep::Ask => Some(Op::Claim),
             ClaimStep::Extend { fence } => Some(Op::Extend { fence: *fence }),

@@ -23,13 +23,15 @@ const DELETE_TOPICS_MAX: i16 = 6;
 const TOPICS_MS_MAX: i32 = 30_000;
 /// How long the leaders of new topics are waited for.
 const LEADERS: Duration = Duration::from_mins(1);
+/// On a slow machine the only broker is not taken for dead: its partitions would have no leader. After a crash it waits for this time.
+const BROKER_SESSION: &str = "broker.session.timeout.ms=60000";
 /// A private broker accepts sessions of a second; others accept nothing below six by default.
 const SESSION_MS_OWN: u64 = 3_000;
 const SESSION_MS_GIVEN: u64 = 6_000;
 
 /// A broker.
 pub enum Broker {
-    /// It ends with the run, and may be killed.
+    /// It ends with the run, and may be stopped and killed.
     Own(KafkaServer),
     /// Its addresses, and the way to it on which requests are hit.
     Given(String, FaultProxy),
@@ -37,9 +39,10 @@ pub enum Broker {
 
 impl Broker {
     /// Starts one, or takes the addresses out of a URL.
-    pub fn start(url: &str) -> anyhow::Result<Self> {
+    pub fn start(url: &str, crashes: bool) -> anyhow::Result<Self> {
         if url == PRIVATE {
-            return Ok(Self::Own(KafkaServer::start(&[]).map_err(anyhow::Error::msg)?));
+            let settings: &[&str] = if crashes { &[] } else { &[BROKER_SESSION] };
+            return Ok(Self::Own(KafkaServer::start(settings).map_err(anyhow::Error::msg)?));
         }
         let addresses = url.strip_prefix(SCHEME).map(|rest| rest.trim_end_matches('/'));
         match addresses {
@@ -81,6 +84,15 @@ impl Broker {
         let Self::Own(server) = self else { return Ok(()) };
         server.kill();
         server.run().map_err(anyhow::Error::msg)
+    }
+
+    /// Stops it, or lets it continue.
+    pub fn pause(&self, is_paused: bool) {
+        match self {
+            Self::Own(server) if is_paused => server.pause(),
+            Self::Own(server) => server.resume(),
+            Self::Given(..) => {}
+        }
     }
 
     /// A connection that no fault breaks.
@@ -155,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_url_names_plain_listeners() {
-        let given = |url| Broker::start(url).map(|broker| broker.addresses());
+        let given = |url| Broker::start(url, false).map(|broker| broker.addresses());
         assert_eq!(given("kafka://127.0.0.1:9092,127.0.0.1:9093").unwrap(), "127.0.0.1:9092,127.0.0.1:9093");
         for refused in [
             "kafka://",

@@ -1,11 +1,14 @@
-//! Controls: loops that produce and commit offsets, one after the other.
+//! Controls: loops that produce and commit offsets, one after the other. Each tells when it is between the two: a process that is killed
+//! there has done the first for certain, and has not begun the second.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use hapax_kafka::admin;
 use hapax_kafka::consumer::{Consumer, Event, Record, StartAt, TopicPartition};
 use hapax_kafka::producer::{IdempotentProducer, NewRecord};
+use hapax_kafka::wire::{Cluster, CoordinatorKind};
 
 use super::processor::Member;
 use crate::workload::Shape;
@@ -15,6 +18,11 @@ const BATCH_MAX: usize = 20;
 const IDLE: Duration = Duration::from_millis(100);
 /// Time between the two steps: a disk or a network would take it, too.
 const BETWEEN: Duration = Duration::from_millis(30);
+/// The same when a kill is aimed at it: however slow the machine is, the kill comes first.
+const AIMED_AT: Duration = Duration::from_secs(5);
+/// How long the broker may take to have the committed offsets.
+const COMMITTED: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(5);
 const RESTART: Duration = Duration::from_millis(300);
 
 /// Runs until its process is killed.
@@ -65,22 +73,25 @@ async fn handle(
     if records.is_empty() {
         return Ok(());
     }
-    let Member { reporter, workload, .. } = member;
-    reporter.gap(workload.name, true).await?;
-    let result = if workload.shape == Shape::CommitProduce {
-        commit(consumer, &records);
-        tokio::time::sleep(BETWEEN).await;
+    if member.workload.shape == Shape::CommitProduce {
+        commit_and_wait(member, consumer, &records).await?;
+        stay_between(member).await?;
         produce(member, producer, &records).await
     } else {
-        let result = produce(member, producer, &records).await;
-        tokio::time::sleep(BETWEEN).await;
-        if result.is_ok() {
-            commit(consumer, &records);
-        }
-        result
-    };
+        produce(member, producer, &records).await?;
+        stay_between(member).await?;
+        consumer.commit(next_offsets(&records));
+        Ok(())
+    }
+}
+
+/// The gap between the two steps. The recorder knows of its end before the second step begins.
+async fn stay_between(member: &Member) -> anyhow::Result<()> {
+    let Member { reporter, workload, .. } = member;
+    let is_aimed_at = reporter.gap(workload.name, true).await?;
+    tokio::time::sleep(if is_aimed_at { AIMED_AT } else { BETWEEN }).await;
     reporter.gap(workload.name, false).await?;
-    result
+    Ok(())
 }
 
 async fn produce(
@@ -97,10 +108,28 @@ async fn produce(
     Ok(producer.flush().await?)
 }
 
-fn commit(consumer: &Consumer, records: &[Record]) {
-    let mut next: BTreeMap<&TopicPartition, i64> = BTreeMap::new();
-    for record in records {
-        next.insert(&record.at, record.offset + 1);
+fn next_offsets(records: &[Record]) -> BTreeMap<&TopicPartition, i64> {
+    records.iter().map(|record| (&record.at, record.offset + 1)).collect()
+}
+
+/// Commits the offsets, and asks the broker until it has them.
+async fn commit_and_wait(member: &Member, consumer: &Consumer, records: &[Record]) -> anyhow::Result<()> {
+    let (next, group) = (next_offsets(records), member.site.group(&member.workload));
+    consumer.commit(next.clone());
+    let (cluster, end) = (Cluster::new(member.site.direct()), Instant::now() + COMMITTED);
+    while Instant::now() < end {
+        match admin::lag(&cluster, &group).await {
+            Ok(partitions) => {
+                let is_committed = |(at, next): (&&TopicPartition, &i64)| {
+                    partitions.iter().any(|lag| lag.partition == at.partition && lag.committed >= *next)
+                };
+                if next.iter().all(is_committed) {
+                    return Ok(());
+                }
+            }
+            Err(_) => cluster.forget_coordinator(CoordinatorKind::Group, &group),
+        }
+        tokio::time::sleep(POLL).await;
     }
-    consumer.commit(next);
+    bail!("the offsets were not committed")
 }

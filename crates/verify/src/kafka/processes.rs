@@ -1,12 +1,13 @@
 //! The processes of a run on Kafka.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use hapax_faults::Process;
 
 use super::broker::Broker;
-use super::site::{KafkaRole, KafkaSite};
+use super::site::{KafkaRole, KafkaSite, READ_TO_END};
 use crate::cluster::{last_lines, start};
 use crate::roles::Role;
 
@@ -27,6 +28,8 @@ pub struct Processes {
     recorder: Process,
     producer: Option<Process>,
     reader: Option<Process>,
+    /// Workloads whose output the reader has read to the end.
+    read: HashSet<String>,
     pub processors: Vec<NumberedProcess>,
 }
 
@@ -41,7 +44,8 @@ impl Processes {
         let recorder = start(program, &Role::Recorder(history.to_owned(), None))?;
         site.recorder = recorder.wait_for_prefix("at ").parse()?;
         let program = program.to_owned();
-        Ok(Self { program, broker, site, recorder, producer: None, reader: None, processors: Vec::new() })
+        let (read, processors) = (HashSet::new(), Vec::new());
+        Ok(Self { program, broker, site, recorder, producer: None, reader: None, read, processors })
     }
 
     /// Starts the reader, the processors and the producer.
@@ -86,14 +90,23 @@ impl Processes {
         }
     }
 
-    /// Whether the reader has seen the end of every partition.
-    pub fn reader_is_done(&mut self) -> anyhow::Result<bool> {
-        let Some(reader) = &mut self.reader else { return Ok(true) };
-        match reader.ended() {
-            None => Ok(false),
-            Some(status) if status.success() => Ok(true),
-            Some(status) => bail!("the reader ended by itself ({status}): {}", last_lines(&reader.log())),
+    /// The workloads whose output the reader has read to the end.
+    pub fn read_to_end(&mut self) -> anyhow::Result<&HashSet<String>> {
+        if let Some(reader) = &mut self.reader {
+            let status = reader.ended().filter(|status| !status.success());
+            while let Some(line) = reader.try_next_line() {
+                self.read.extend(line.strip_prefix(READ_TO_END).map(str::to_owned));
+            }
+            if let Some(status) = status {
+                bail!("the reader ended by itself ({status}): {}", last_lines(&reader.log()));
+            }
         }
+        Ok(&self.read)
+    }
+
+    /// What the reader has logged last.
+    pub fn reader_log(&self) -> String {
+        self.reader.as_ref().map(|reader| last_lines(&reader.log())).unwrap_or_default()
     }
 
     /// Fails if a process has ended by itself: faults kill processes, and nothing else may.

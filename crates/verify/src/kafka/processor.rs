@@ -2,13 +2,13 @@
 //! records how each transaction ends.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax_kafka::consumer::{Event, GroupMetadata, Record, Revocation, TopicPartition};
 use hapax_kafka::processor::{
-    Client, Failure, Handler, KafkaClient, Processor, ProcessorConfig, ProcessorError, TopicIds,
+    Client, CommitAnswer, Failure, Handler, KafkaClient, Processor, ProcessorConfig, ProcessorError, TopicIds,
 };
 use hapax_kafka::producer::{NewRecord, NextOffset, ProducerConfig, ProducerError};
 
@@ -75,6 +75,8 @@ async fn process_once(member: &Member, shared: &Arc<Shared>) -> Result<(), Proce
         batch_time_max: Duration::from_millis(200),
         handler_timeout: Duration::from_secs(2),
         attempts_max: 1_000,
+        // Members of both kinds share a group.
+        overlap: !number.is_multiple_of(2),
         ..ProcessorConfig::default()
     };
     let id = site.transactional_id(workload, *number);
@@ -85,10 +87,10 @@ async fn process_once(member: &Member, shared: &Arc<Shared>) -> Result<(), Proce
     let inner = KafkaClient::connect(&site.consumer(workload), producer, &config).await?;
     let client = RecordingClient {
         inner,
-        reporter: reporter.clone(),
-        workload: workload.name,
+        recorder: Recorder { reporter: reporter.clone(), workload: workload.name },
         shared: shared.clone(),
         open: None,
+        committing: Arc::default(),
     };
     let handler = Copier { output: site.output(workload), shared: shared.clone() };
     Processor::new(config, client, handler).run(std::future::pending()).await.map(drop)
@@ -131,23 +133,37 @@ struct Open {
 }
 
 /// The library's client. Each record carries its transaction's name, and the end of each transaction is recorded. Reports are made
-/// beside the work: a commit that is cancelled must not be called again because of them.
+/// beside the work: a call that is cancelled must not be made again because of them.
 struct RecordingClient {
     inner: KafkaClient,
-    reporter: Arc<Reporter>,
-    workload: &'static str,
+    recorder: Recorder,
     shared: Arc<Shared>,
     open: Option<Open>,
+    /// The transaction whose commit is not answered.
+    committing: Arc<Mutex<Option<Open>>>,
 }
 
 impl RecordingClient {
-    fn ended(&mut self, end: TransactionEnd) {
-        let intended = self.shared.failed.swap(false, Ordering::Relaxed);
-        let Some(Open { name: transaction, records }) = self.open.take().filter(|open| open.records > 0)
-        else {
-            return;
-        };
-        let (reporter, workload) = (self.reporter.clone(), self.workload);
+    fn committing(&self) -> Option<Open> {
+        take(&self.committing)
+    }
+}
+
+fn take(committing: &Mutex<Option<Open>>) -> Option<Open> {
+    committing.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// Records the ends of transactions.
+#[derive(Clone)]
+struct Recorder {
+    reporter: Arc<Reporter>,
+    workload: &'static str,
+}
+
+impl Recorder {
+    fn ended(&self, open: Option<Open>, end: TransactionEnd, intended: bool) {
+        let Some(Open { name: transaction, records }) = open.filter(|open| open.records > 0) else { return };
+        let Self { reporter, workload } = self.clone();
         let act = Act::Transaction { transaction, records, end, intended };
         tokio::spawn(async move {
             let _ = reporter.report(workload, vec![act]).await;
@@ -159,8 +175,8 @@ impl RecordingClient {
 impl Drop for RecordingClient {
     /// A transaction that is left open is ended by the next start, and counts as nothing.
     fn drop(&mut self) {
-        if self.open.take().is_some_and(|open| open.records > 0) {
-            let (reporter, workload) = (self.reporter.clone(), self.workload);
+        for _ in self.open.take().into_iter().chain(self.committing()).filter(|open| open.records > 0) {
+            let Recorder { reporter, workload } = self.recorder.clone();
             tokio::spawn(async move { reporter.gap(workload, false).await });
         }
     }
@@ -169,6 +185,10 @@ impl Drop for RecordingClient {
 impl Client for RecordingClient {
     async fn next(&mut self) -> Event {
         self.inner.next().await
+    }
+
+    fn try_next(&mut self) -> Option<Event> {
+        self.inner.try_next()
     }
 
     fn seek(&mut self, at: &TopicPartition, offset: i64) {
@@ -186,7 +206,8 @@ impl Client for RecordingClient {
     fn begin(&mut self) -> Result<(), ProducerError> {
         self.inner.begin()?;
         let number = self.shared.begun.fetch_add(1, Ordering::Relaxed);
-        self.open = Some(Open { name: format!("{}/{number}", self.reporter.who()), records: 0 });
+        let name = format!("{}/{number}", self.recorder.reporter.who());
+        self.open = Some(Open { name, records: 0 });
         Ok(())
     }
 
@@ -194,7 +215,7 @@ impl Client for RecordingClient {
         if let Some(open) = &mut self.open {
             if open.records == 0 {
                 // Without the recorder there is no run.
-                let _ = self.reporter.gap(self.workload, true).await;
+                let _ = self.recorder.reporter.gap(self.recorder.workload, true).await;
             }
             open.records += 1;
             record.headers.push((TRANSACTION_HEADER.to_owned(), Some(open.name.clone().into())));
@@ -214,20 +235,33 @@ impl Client for RecordingClient {
         self.inner.prepare(group, next).await
     }
 
-    fn is_commit_sent(&self) -> bool {
-        self.inner.is_commit_sent()
+    fn overlaps(&self) -> bool {
+        self.inner.overlaps()
     }
 
-    async fn commit(&mut self) -> Result<(), ProducerError> {
-        self.inner.commit().await?;
-        self.ended(TransactionEnd::Committed);
-        Ok(())
+    fn commit(&mut self) -> CommitAnswer {
+        let (answer, answered) = CommitAnswer::new();
+        *self.committing.lock().unwrap_or_else(PoisonError::into_inner) = self.open.take();
+        let (mut inner, recorder, committing) =
+            (self.inner.commit(), self.recorder.clone(), self.committing.clone());
+        tokio::spawn(async move {
+            let committed = inner.wait().await;
+            if committed.is_ok() {
+                recorder.ended(take(&committing), TransactionEnd::Committed, false);
+            }
+            let _ = answer.send(committed);
+        });
+        answered
     }
 
-    async fn abort(&mut self) -> Result<(), ProducerError> {
-        self.inner.abort().await?;
-        self.ended(TransactionEnd::Aborted);
-        Ok(())
+    async fn abort(&mut self) -> Result<bool, ProducerError> {
+        let refused = self.inner.abort().await?;
+        if refused {
+            self.recorder.ended(self.committing(), TransactionEnd::Aborted, false);
+        }
+        let intended = self.shared.failed.swap(false, Ordering::Relaxed);
+        self.recorder.ended(self.open.take(), TransactionEnd::Aborted, intended);
+        Ok(refused)
     }
 
     async fn settle(
@@ -236,7 +270,7 @@ impl Client for RecordingClient {
         partitions: &[TopicPartition],
     ) -> Result<BTreeMap<TopicPartition, i64>, ProducerError> {
         let committed = self.inner.settle(group, partitions).await?;
-        self.ended(TransactionEnd::Unknown);
+        self.recorder.ended(self.committing(), TransactionEnd::Unknown, false);
         Ok(committed)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use hapax_kafka::consumer::{Consumer, ConsumerConfig, Event, Record, StartAt, TopicPartition};
 
-use super::site::{END_MARK, KafkaSite, PARTITIONS, TRANSACTION_HEADER};
+use super::site::{END_MARK, KafkaSite, PARTITIONS, READ_TO_END, TRANSACTION_HEADER};
 use crate::history::Act;
 use crate::recorder::{Payment, Reporter};
 use crate::roles;
@@ -27,10 +27,8 @@ pub async fn run(site: &KafkaSite) -> anyhow::Result<()> {
     let config = ConsumerConfig::new(&site.brokers, &group, &topics);
     let mut consumer = Consumer::start(&config)?;
     roles::ready();
-    let partitions = workloads.len() * usize::try_from(PARTITIONS)?;
-    let mut reader =
-        Reader { workloads, next: HashMap::new(), ended: BTreeSet::new(), seen: BTreeMap::new(), count: 0 };
-    while reader.ended.len() < partitions {
+    let mut reader = Reader { workloads, ..Reader::default() };
+    while reader.is_reading() {
         match tokio::time::timeout(IDLE, consumer.next()).await {
             Ok(Event::Record(record)) => reader.read(record)?,
             Ok(Event::Assigned(assignment)) => {
@@ -40,17 +38,21 @@ pub async fn run(site: &KafkaSite) -> anyhow::Result<()> {
                 assignment.start(starts);
             }
             // A revocation is answered by dropping it. Positions stay.
-            Ok(Event::Revoked(_) | Event::Lost(_) | Event::Problem(_)) => {}
+            Ok(Event::Revoked(_) | Event::Lost(_)) => {
+                eprintln!("the reader lost its partitions for a moment");
+            }
+            Ok(Event::Problem(problem)) => eprintln!("{problem}"),
             Ok(Event::Ended(error)) => bail!("the reader ended: {error}"),
             Err(_) => reader.report(&reporter).await?,
         }
-        if reader.count >= REPORT_MAX {
+        if reader.count >= REPORT_MAX || reader.is_at_end {
             reader.report(&reporter).await?;
         }
     }
     reader.report(&reporter).await
 }
 
+#[derive(Default)]
 struct Reader {
     /// Workloads by output topic.
     workloads: HashMap<String, &'static str>,
@@ -61,13 +63,25 @@ struct Reader {
     /// What is not reported yet, by workload.
     seen: BTreeMap<&'static str, Vec<Act>>,
     count: usize,
+    /// The last record was the end of a workload's output, which is told after everything is reported.
+    is_at_end: bool,
 }
 
 impl Reader {
+    fn is_reading(&self) -> bool {
+        !self.workloads.keys().all(|topic| self.has_ended(topic))
+    }
+
+    fn has_ended(&self, topic: &str) -> bool {
+        (0..PARTITIONS).all(|partition| self.ended.contains(&TopicPartition::new(topic, partition)))
+    }
+
     fn read(&mut self, record: Record) -> anyhow::Result<()> {
         let value = record.value.as_deref().unwrap_or_default();
         if value == END_MARK.as_bytes() {
-            self.ended.insert(record.at);
+            let topic = record.at.topic.clone();
+            let is_new = self.ended.insert(record.at);
+            self.is_at_end = is_new && self.has_ended(&topic);
             return Ok(());
         }
         let Payment { id, account, number } =
@@ -87,6 +101,11 @@ impl Reader {
         self.count = 0;
         for (workload, acts) in std::mem::take(&mut self.seen) {
             reporter.report(workload, acts).await?;
+        }
+        if std::mem::take(&mut self.is_at_end) {
+            let ended = self.workloads.iter().filter(|(topic, _)| self.has_ended(topic));
+            // One that was told before is told again.
+            ended.for_each(|(_, workload)| roles::say(&format!("{READ_TO_END}{workload}")));
         }
         Ok(())
     }

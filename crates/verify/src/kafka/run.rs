@@ -29,7 +29,7 @@ pub async fn run(options: &KafkaOptions, tell: &mut dyn FnMut(Progress<'_>)) -> 
     let folder = tempfile::Builder::new().prefix("hapax-verify-").tempdir()?;
     let started = Instant::now();
     tell(Progress::Phase(format!("on {}", options.broker)));
-    let broker = Broker::start(&options.broker)?;
+    let broker = Broker::start(&options.broker, options.faults.contains(&KafkaFault::CrashBroker))?;
     let history = options.history.clone().unwrap_or_else(|| folder.path().join("history.jsonl"));
     let names: Vec<String> = options.workloads.iter().map(|workload| workload.name.to_owned()).collect();
     let site = KafkaSite {
@@ -119,7 +119,7 @@ async fn storm(
 fn faults_on(options: &KafkaOptions, all: &Processes) -> anyhow::Result<Vec<KafkaFault>> {
     let librdkafka = options.workloads.iter().any(|workload| workload.shape == Shape::Librdkafka);
     let possible = |fault: &KafkaFault| match fault {
-        KafkaFault::KillBroker => all.broker.is_own(),
+        KafkaFault::CrashBroker | KafkaFault::PauseBroker => all.broker.is_own(),
         KafkaFault::Wire(wire) => librdkafka || wire.is_ours(),
         _ => true,
     };
@@ -168,14 +168,16 @@ async fn wait_for_flow(reporter: &Reporter, ours: &Workload) -> anyhow::Result<(
 /// How long the effects of a fault are watched after it.
 fn aftermath(fault: KafkaFault) -> Duration {
     match fault {
-        KafkaFault::KillBroker | KafkaFault::Partition | KafkaFault::LateEnd => Duration::from_secs(2),
+        KafkaFault::CrashBroker | KafkaFault::PauseBroker | KafkaFault::Partition | KafkaFault::LateEnd => {
+            Duration::from_secs(2)
+        }
         KafkaFault::Wire(wire) if wire.action != Action::Duplicate => Duration::from_secs(2),
         _ => Duration::from_secs(1),
     }
 }
 
 fn is_on_wire(fault: KafkaFault) -> bool {
-    matches!(fault, KafkaFault::Wire(_) | KafkaFault::LateEnd)
+    matches!(fault, KafkaFault::Wire(_) | KafkaFault::LateEnd | KafkaFault::Unanswered)
 }
 
 /// Whether a fault changed something. A request that is lost, late or repeated is a change by itself: its sender has to repeat it, or
@@ -187,11 +189,11 @@ fn did_bite(fault: KafkaFault, hits: u64, caused: &Caused) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kafka::ROUND;
+    use crate::kafka::{ASKED_FOR, ROUND};
 
     #[test]
     fn a_fault_bites_only_if_it_changed_something() {
-        for fault in ROUND {
+        for fault in ROUND.into_iter().chain(ASKED_FOR) {
             let (nothing, open) = (Caused::default(), Caused { transactions_hit: 1, ..Caused::default() });
             assert_eq!(did_bite(fault, 1, &nothing), is_on_wire(fault), "{fault}");
             assert!(did_bite(fault, 1, &open), "{fault}");

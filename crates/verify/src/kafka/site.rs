@@ -20,6 +20,8 @@ pub const TRANSACTION: Duration = Duration::from_secs(4);
 
 /// The value of the last record of each output partition.
 pub const END_MARK: &str = "end of the run";
+/// What the reader prints when it has seen all end marks of a workload, whose name follows.
+pub const READ_TO_END: &str = "read to the end: ";
 /// The header with the transaction that a record belongs to.
 pub const TRANSACTION_HEADER: &str = "hapax-verify-transaction";
 

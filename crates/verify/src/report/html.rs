@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::junit::escape;
-use super::{Report, Row, Verdict};
+use super::{Report, Row, Verdict, tier_name};
 use crate::report::text::line;
 
 const STYLE: &str = "\
@@ -13,7 +13,7 @@ th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #d8dde6;vertic
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.held,.caught{color:#176639}.violated,.invalid{color:#a11226}\
 .inconclusive{color:#7a5300}pre{background:#f3f5f9;padding:.8rem;overflow:auto;font-size:12px}svg{width:100%;height:auto}\
 .sum{font-size:1.1rem}.key{font-size:13px;margin-top:0}.key span{margin-left:.8rem}td b{white-space:nowrap}\
-code{overflow-wrap:anywhere}.plot{overflow-x:auto}.plot svg{min-width:40rem}\
+p,code{overflow-wrap:anywhere}.plot{overflow-x:auto}.plot svg{min-width:40rem}\
 @media(max-width:48rem){table,tbody,tr,td,td.n{display:block;text-align:left}th{display:none}td{border:0;padding:.1rem 0}\
 tr+tr{border-top:1px solid #d8dde6;padding:.5rem 0}td[data-l]::before{content:attr(data-l) ': ';opacity:.7}}\
 @media(prefers-color-scheme:dark){body{background:#12161d;color:#e4e8ef}th,td,tr+tr{border-color:#333c4a}pre{background:#1b212b}\
@@ -56,6 +56,11 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
         escape(&facts.store),
         escape(&facts.command),
     )?;
+    let tier = |of: &super::TierVerdict| {
+        let verdict = of.verdict.name();
+        format!("{} <b class=\"{verdict}\">{verdict}</b>", tier_name(of.tier))
+    };
+    writeln!(out, "<p>Tiers: {}</p>", report.tiers.iter().map(tier).collect::<Vec<_>>().join(", "))?;
     write_workloads(report, out)?;
     out.push_str("<h2>Faults against throughput</h2>\n");
     out.push_str("<div class=\"plot\">");
@@ -68,8 +73,8 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
 
 fn write_workloads(report: &Report, out: &mut String) -> std::fmt::Result {
     out.push_str(
-        "<table><tr><th>workload<th>boundary<th class=\"n\">accepted<th class=\"n\">effects<th class=\"n\">duplicates \
-         suppressed<th class=\"n\">violations<th>verdict\n",
+        "<table><tr><th>workload<th>boundary<th class=\"n\">accepted<th class=\"n\">effects<th class=\"n\">hit by \
+         faults<th class=\"n\">duplicates suppressed<th class=\"n\">violations<th>verdict\n",
     );
     for row in &report.workloads {
         let (class, verdict) = shown(row);
@@ -77,14 +82,16 @@ fn write_workloads(report: &Report, out: &mut String) -> std::fmt::Result {
         let why = why.map(|why| format!("<br><small>{}</small>", escape(why))).unwrap_or_default();
         write!(
             out,
-            "<tr><td>{}<br><small>{}</small><td>{}",
+            "<tr><td>{}<br><small>{}{}</small><td>{}",
             escape(row.workload),
             escape(row.title),
+            row.tier.map(|tier| format!(" ({})", tier_name(tier))).unwrap_or_default(),
             escape(row.boundary),
         )?;
         for (label, number) in [
             ("accepted", row.findings.accepted),
             ("effects", row.findings.effects),
+            ("hit by faults", row.findings.hit),
             ("duplicates suppressed", row.findings.suppressed),
             ("violations", row.findings.total()),
         ] {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Report, Row, Verdict};
+use super::{Report, Row, Verdict, tier_name};
 use crate::history::Event;
 
 pub fn text(report: &Report) -> String {
@@ -27,8 +27,8 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     )?;
     writeln!(
         out,
-        "{:<13} {:<17} {:>8} {:>8} {:>11} {:>5} {:>5} {:>6} {:>8}  verdict",
-        "workload", "tier", "accepted", "effects", "suppressed", "left", "lost", "twice", "others"
+        "{:<13} {:<17} {:>8} {:>8} {:>6} {:>11} {:>5} {:>5} {:>6} {:>7}  verdict",
+        "workload", "tier", "accepted", "effects", "hit", "suppressed", "left", "lost", "twice", "others"
     )?;
     for row in &report.workloads {
         write_row(row, out)?;
@@ -55,6 +55,8 @@ fn write(report: &Report, out: &mut String) -> std::fmt::Result {
     }
     let (naive, ours) = (report.violations_of(true), report.violations_of(false));
     writeln!(out, "\nviolations: naive = {naive}, Hapax = {ours}")?;
+    let tiers = report.tiers.iter().map(|of| format!("{} {}", tier_name(of.tier), of.verdict.name()));
+    writeln!(out, "tiers: {}", tiers.collect::<Vec<_>>().join(", "))?;
     writeln!(out, "{}: {}", report.verdict.name(), report.why)?;
     writeln!(out, "again: {}", facts.command)
 }
@@ -64,15 +66,7 @@ fn write_row(row: &Row, out: &mut String) -> std::fmt::Result {
     let findings = &row.findings;
     let count = |anomaly| findings.counts.get(&anomaly).copied().unwrap_or_default();
     let (lost, twice) = (count(Anomaly::AcceptedButLost), count(Anomaly::EffectTwice));
-    let tier = row.tier.map_or_else(
-        || "none".to_owned(),
-        |tier| {
-            serde_json::to_value(tier)
-                .ok()
-                .and_then(|name| name.as_str().map(str::to_owned))
-                .unwrap_or_default()
-        },
-    );
+    let tier = row.tier.map_or_else(|| "none".to_owned(), tier_name);
     let verdict = match (row.control, row.verdict) {
         (true, Verdict::Violated) => "caught".to_owned(),
         (true, _) => "NOT CAUGHT".to_owned(),
@@ -83,10 +77,11 @@ fn write_row(row: &Row, out: &mut String) -> std::fmt::Result {
     };
     writeln!(
         out,
-        "{:<13} {tier:<17} {:>8} {:>8} {:>11} {:>5} {lost:>5} {twice:>6} {:>8}  {verdict}",
+        "{:<13} {tier:<17} {:>8} {:>8} {:>6} {:>11} {:>5} {lost:>5} {twice:>6} {:>7}  {verdict}",
         row.workload,
         findings.accepted,
         findings.effects,
+        findings.hit,
         findings.suppressed,
         findings.left,
         findings.total() - lost - twice,

@@ -24,7 +24,8 @@ pub async fn claim(place: Arc<Workplace>, number: usize) -> anyhow::Result<()> {
     let who = format!("{}/{number}", place.reporter.who());
     let scope = Scope::new(format!("hapax-verify-{}", place.run))?;
     loop {
-        let epoch = place.reporter.now_ms().await? / EPOCH_MS;
+        // Half of the time for keys of the set before: one that was extended late is still contended for.
+        let epoch = (place.reporter.now_ms().await? / EPOCH_MS).saturating_sub(fastrand::u64(..2));
         let key = format!("{epoch}-{}", fastrand::u64(..KEYS_AT_ONCE));
         let id = EntryId::new(scope.clone(), key.parse()?);
         contend(&place, &who, &id).await?;
@@ -44,6 +45,7 @@ async fn contend(place: &Workplace, who: &str, id: &EntryId) -> anyhow::Result<(
             answer = claimed.into_iter().next();
             break;
         }
+        report(ClaimStep::Unanswered).await?;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     match answer {
@@ -52,7 +54,10 @@ async fn contend(place: &Workplace, who: &str, id: &EntryId) -> anyhow::Result<(
             // Mostly in time, sometimes after another may have taken over.
             if fastrand::u8(..4) == 0 {
                 tokio::time::sleep(Duration::from_millis(LEASE_MS * 2)).await;
-                extend(place, who, id, &grant).await?;
+                if extend(place, who, id, &grant).await? {
+                    // It is held again, and others wait for it.
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(LEASE_MS / 2..LEASE_MS))).await;
+                }
             } else {
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(1..20))).await;
             }
@@ -68,17 +73,21 @@ async fn contend(place: &Workplace, who: &str, id: &EntryId) -> anyhow::Result<(
 }
 
 /// Asks for more time, too late: that is right only if no other has taken over.
-async fn extend(place: &Workplace, who: &str, id: &EntryId, grant: &Grant) -> anyhow::Result<()> {
+/// Returns whether it was extended.
+async fn extend(place: &Workplace, who: &str, id: &EntryId, grant: &Grant) -> anyhow::Result<bool> {
     let report = |step| place.reporter.report_as(who, "claims", vec![act(id, step)]);
     let fence = grant.fence.0;
     report(ClaimStep::Extend { fence }).await?;
     let renew = Renew { id: id.clone(), token: grant.token.clone(), lease_ms: LEASE_MS };
-    let answer = match place.ledger().renew(vec![renew]).await {
-        Ok(renewed) if matches!(renewed.first(), Some(Ok(_))) => Answer::Ok,
-        Ok(_) => Answer::Failed,
-        Err(_) => Answer::Unknown,
+    let (answer, lease_ms) = match place.ledger().renew(vec![renew]).await {
+        Ok(renewed) => match renewed.first() {
+            Some(Ok(left)) => (Answer::Ok, left.lease_ms),
+            _ => (Answer::Failed, 0),
+        },
+        Err(_) => (Answer::Unknown, 0),
     };
-    report(ClaimStep::Extended { fence, answer }).await.map(drop)
+    report(ClaimStep::Extended { fence, answer, lease_ms }).await?;
+    Ok(answer == Answer::Ok)
 }
 
 async fn complete(place: &Workplace, who: &str, id: &EntryId, grant: Grant) -> anyhow::Result<()> {

@@ -70,7 +70,8 @@ async fn handle(
 async fn gap(place: &Workplace, workload: &Workload) -> anyhow::Result<()> {
     place.reporter.gap(workload.name, true).await?;
     tokio::time::sleep(GAP).await;
-    place.reporter.gap(workload.name, false).await
+    place.reporter.gap(workload.name, false).await?;
+    Ok(())
 }
 
 async fn pay(place: &Workplace, workload: &Workload, delivery: &Delivery) -> anyhow::Result<()> {
