@@ -19,6 +19,8 @@ on_postgres![
     standbys_that_nothing_waits_for_are_counted,
     a_pooler_without_a_way_to_listen_is_told,
     a_commit_that_does_not_wait_is_made_to_wait,
+    commits_still_wait_after_the_setting_was_changed,
+    a_database_that_says_it_is_older_is_refused,
     a_server_that_does_not_sync_is_refused,
 ];
 
@@ -217,6 +219,59 @@ fn a_commit_that_does_not_wait_is_made_to_wait(postgres: &'static PostgresServer
     for report in reports(&server, &url) {
         assert_eq!(report["store"]["synchronous_commit"], "on", "{report}");
         assert!(found(&report, "commit-not-synchronous").is_empty(), "{report}");
+    }
+    let pooler = PgBouncer::start(postgres.address(), 3).unwrap();
+    let through = url.replace(&postgres.address().to_string(), &pooler.address().to_string());
+    let through = format!("{through}?hapax_pooler=true");
+    let server = Server::start_in(tempdir().unwrap(), &["--store", &through]);
+    for report in reports(&server, &through) {
+        assert_eq!(report["store"]["synchronous_commit"], "on", "{report}");
+        assert!(found(&report, "commit-not-synchronous").is_empty(), "{report}");
+    }
+}
+
+/// As far as its answers tell it: no server of that version is started.
+fn a_database_that_says_it_is_older_is_refused(postgres: &'static PostgresServer) {
+    let (url, name) = database(postgres);
+    let server = serve(&url);
+    for report in reports(&server, &url) {
+        assert!(found(&report, "database-too-old").is_empty(), "{report}");
+    }
+    let older = format!(
+        "CREATE SCHEMA older; CREATE FUNCTION older.current_setting(text) RETURNS text LANGUAGE sql AS
+           'SELECT CASE $1 WHEN ''server_version_num'' THEN ''140012'' ELSE pg_catalog.current_setting($1) END';
+         ALTER DATABASE {name} SET search_path = older, pg_catalog, public"
+    );
+    postgres.sql(&name, &older).unwrap();
+    let server = Server::start_in(tempdir().unwrap(), &["--store", &url]);
+    for report in reports(&server, &url) {
+        let found = found(&report, "database-too-old");
+        assert!(
+            matches!(&found[..], [one] if one.contains("140012") && one.contains("use PostgreSQL 15 or later")),
+            "{report}"
+        );
+        assert!(report["refusals"].as_u64() >= Some(1), "{report}");
+    }
+}
+
+/// An operator turns it off in the server's configuration while the store has sessions.
+fn commits_still_wait_after_the_setting_was_changed(_: &'static PostgresServer) {
+    let postgres = PostgresServer::start(&[]).unwrap();
+    let (url, name) = database(&postgres);
+    let server = serve(&url);
+    server.run(&["send", "--create", "jobs", "before"]).ok();
+    postgres.sql("postgres", "ALTER SYSTEM SET synchronous_commit = off").unwrap();
+    postgres.sql("postgres", "SELECT pg_reload_conf()").unwrap();
+    let start = Instant::now();
+    while postgres.sql(&name, "SHOW synchronous_commit").unwrap().trim() != "off" {
+        assert!(start.elapsed() < PATIENCE, "the setting is not read");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for _ in 0..10 {
+        for report in reports(&server, &url) {
+            assert_eq!(report["store"]["synchronous_commit"], "on", "{report}");
+            assert!(found(&report, "commit-not-synchronous").is_empty(), "{report}");
+        }
     }
 }
 

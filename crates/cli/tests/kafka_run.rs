@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use hapax_faults::{KafkaServer, Process, RedisTls};
+use hapax_faults::{Action, KafkaServer, Match, Process, RedisTls};
 use hapax_kafka::consumer::{Consumer, ConsumerConfig, Event, StartAt};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
 use hapax_kafka::wire::{Cluster, Connect};
@@ -41,6 +41,7 @@ fn main() {
         let scene = Scene { broker, tls, folder, runtime };
         scene.refusals_are_explained();
         scene.a_killed_run_gives_each_output_once();
+        scene.overlapping_transactions_have_two_ids_and_are_off_by_default();
         scene.a_topic_that_is_created_again_is_read_from_its_start();
         scene.rejected_records_go_to_the_dead_letters();
         scene.a_woken_zombie_ends_with_both_identities();
@@ -171,6 +172,8 @@ impl Scene {
             ("[batch]\nrecords_max = 0", "batch.records_max is 0; 1 to 100000 is accepted"),
             ("concurrency = 101", "concurrency is 101; 1 to 100 is accepted"),
             ("input = [\"a\"]\noutput = \"a\"", "is an input too"),
+            ("overlaps = true", "unknown key `overlaps`; did you mean `overlap`?"),
+            ("overlap = \"yes\"", "overlap: invalid type: string \"yes\", expected true or false"),
             ("output_records = \"line\"", "did you mean `lines`?"),
             ("transactional_id = \"t-${HOSTNAME}\"", "placeholder that was not replaced"),
             ("[security]\nsasl = \"PLAIN\"", "sasl and user belong together"),
@@ -237,6 +240,45 @@ impl Scene {
         let (status, lines, log) = running.finish();
         assert!(status.success(), "{log}");
         assert!(lines.last().is_some_and(|line| line.contains(" records in ")), "{lines:?}");
+    }
+
+    /// With `overlap` the commands of the second batch run while the first commit is held, and the second id ends transactions.
+    fn overlapping_transactions_have_two_ids_and_are_off_by_default(&self) {
+        let (count, batch) = (20, 5);
+        for (name, setting) in [("overlapping", "overlap = true\n"), ("in-turn", "")] {
+            self.fill(name, 1, count);
+            let runs = self.folder.path().join(format!("{name}-runs"));
+            let script = format!("read n; echo $n >> {}; echo $n", runs.display());
+            let more = format!(
+                "{setting}command = [\"sh\", \"-c\", '{script}']\n[batch]\nrecords_max = {batch}\ntime_max_ms = 60000\n"
+            );
+            let config = self.config(name, &more);
+            let text = fs::read_to_string(&config).unwrap();
+            let (address, proxied) = (self.broker.address().to_string(), self.broker.proxied().to_string());
+            fs::write(&config, text.replace(&address, &proxied)).unwrap();
+            let proxy = self.broker.proxy();
+            let first = Match::request(format!("EndTxn {name}-0"));
+            let held = proxy.inject(first, Action::Hold).times(1);
+            let second = Match::request(format!("EndTxn {name}-0.2"));
+            let second = proxy.inject(second, Action::Delay(Duration::ZERO));
+            let running = self.start(&config, &["--quiet"]);
+            let noted = || fs::read_to_string(&runs).unwrap_or_default().lines().count();
+            let expected = if setting.is_empty() { batch } else { 2 * batch };
+            let start = Instant::now();
+            while held.count() == 0 || noted() < expected {
+                assert!(start.elapsed() < PATIENCE, "{name}: {} runs: {}", noted(), running.log());
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            held.release();
+            let numbers: Vec<String> = (0..count).map(|number| number.to_string()).collect();
+            assert_eq!(self.read(&format!("{name}-out"), count, &running), numbers, "{}", running.log());
+            assert_eq!(noted(), count, "{name}: no batch was repeated");
+            assert_eq!(second.count() > 0, !setting.is_empty(), "{name}: {} ends", second.count());
+            second.remove();
+            running.signal(Signal::TERM);
+            let (status, _, log) = running.finish();
+            assert!(status.success(), "{log}");
+        }
     }
 
     /// It has as many records as before, so nothing comes behind the position that the consumer has: only the topic's id tells.
@@ -340,7 +382,7 @@ impl Scene {
         let path = path.to_str().unwrap();
         // She may not do anything yet, and is told what she lacks.
         let said = common::run(&self.folder, &["kafka", "check", "--config", path]);
-        assert!(said.stdout.contains("the operation Describe on it"), "{said:?}");
+        assert!(said.stdout.contains("the user needs the operation Describe"), "{said:?}");
         said.failed(1);
         let said = common::run(&self.folder, &["kafka", "transactions", "--config", path]);
         assert_eq!(said.ok(), "", "transactions that she may not see are not listed");

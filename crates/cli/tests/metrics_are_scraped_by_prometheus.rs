@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -141,7 +141,7 @@ impl Prometheus {
             Path::new(RULES).canonicalize().unwrap().display()
         );
         std::fs::write(folder.path().join("prometheus.yml"), config).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let [port] = hapax_faults::free_ports();
         let address = format!("127.0.0.1:{port}");
         let child = Command::new("prometheus")
             .current_dir(folder.path())

@@ -2,13 +2,12 @@
 //! run --release` and free ports instead of the usual ones.
 
 use std::io::Read as _;
-use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use hapax_faults::PostgresServer;
+use hapax_faults::{PostgresServer, free_ports};
 use libtest_mimic::{Arguments, Completion, Trial};
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -60,12 +59,6 @@ fn blocks(text: &str) -> Vec<String> {
         }
     }
     found
-}
-
-/// Ports that are free now, all bound at the same time so that they differ.
-fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
 /// The blocks as one script, with these ports for server, proxy and service.

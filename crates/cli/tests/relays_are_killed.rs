@@ -267,8 +267,8 @@ fn until_shown(address: &str, path: &str, holds: impl Fn(u16, &str) -> bool) {
 fn a_relay_shows_figures_and_readiness(server: &'static PostgresServer) {
     let shop = Shop::new(server);
     // A port on which nothing listens.
-    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let to = format!("webhook+http://{gone}/");
+    let [gone] = hapax_faults::free_ports();
+    let to = format!("webhook+http://127.0.0.1:{gone}/");
     server.sql(&shop.name, "SELECT hapax.enqueue('orders', 'a', '1')").unwrap();
     let address = |line: &str| {
         let after = line.split("127.0.0.1:").nth(1).unwrap();
@@ -309,7 +309,7 @@ fn a_relay_shows_figures_and_readiness(server: &'static PostgresServer) {
     }
     assert_eq!(get(&alone_at, "/").0, 404);
     // The receiver is there now.
-    let receiver = std::net::TcpListener::bind(gone).unwrap();
+    let receiver = std::net::TcpListener::bind(("127.0.0.1", gone)).unwrap();
     std::thread::spawn(move || {
         use std::io::{Read as _, Write as _};
         for stream in receiver.incoming() {

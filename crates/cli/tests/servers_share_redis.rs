@@ -3,6 +3,8 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -28,6 +30,8 @@ const TESTS: &[Test] = &[
     ("doctor_says_what_redis_cannot_keep", doctor),
     ("keys_that_redis_has_evicted_are_told", evicted),
     ("a_replica_that_nothing_waits_for_is_told", replica_behind),
+    ("a_server_that_says_it_is_older_is_refused", too_old),
+    ("each_server_tells_why_its_store_refuses_all_calls", each_refuses),
     ("two_servers_serve_the_same_queues_and_outlive_redis", two_servers),
     ("two_servers_tell_one_story", one_story),
     ("a_settle_ends_its_claim_on_a_cluster", worker_on_cluster),
@@ -147,9 +151,9 @@ fn evicted() {
     let server = Server::start_in(tempdir().unwrap(), &["--store", &url]);
     server.run(&["send", "--create", "jobs", "a"]).ok();
     assert_eq!((found(&url), found(&server.endpoint)), ((vec![], Some(0)), (vec![], Some(0))));
-    let fill = "for n = 1, 5000 do redis.call('SET', 'other:' .. n, string.rep('x', 1000)) end";
+    let fill = "for n = 1, 5000 do redis.call('SET', 'other:' .. n, string.rep('x', 1000), 'EX', 9999) end";
     redis.cli(&["EVAL", fill, "0"]).unwrap();
-    redis.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random", "maxmemory", "3mb"]).unwrap();
+    redis.cli(&["CONFIG", "SET", "maxmemory-policy", "volatile-random", "maxmemory", "3mb"]).unwrap();
     // A command that needs memory evicts first.
     redis.cli(&["SET", "another", "x"]).unwrap();
     redis.cli(&["CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "0"]).unwrap();
@@ -171,6 +175,85 @@ fn evicted() {
     }
     redis.cli(&["CONFIG", "RESETSTAT"]).unwrap();
     assert_eq!(found(&url), (vec![], Some(0)));
+}
+
+/// A server as it is, but for the version in its answers, which is 6.
+fn older(server: &RedisServer) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, target) = (listener.local_addr().unwrap(), server.address());
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, mut server) = (client.unwrap(), TcpStream::connect(&target).unwrap());
+            let (mut answers, mut asked) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut client, &mut asked));
+            std::thread::spawn(move || {
+                let mut buffer = vec![0; 1 << 20];
+                while let Ok(length @ 1..) = server.read(&mut buffer) {
+                    for name in ["redis_version:", "valkey_version:"] {
+                        let answer = &mut buffer[..length];
+                        let at = answer.windows(name.len()).position(|part| part == name.as_bytes());
+                        if let Some(digit) = at.and_then(|at| answer.get_mut(at + name.len())) {
+                            *digit = b'6';
+                        }
+                    }
+                    if answers.write_all(&buffer[..length]).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    format!("redis://{address}")
+}
+
+/// As far as its answers tell it: no server of that version is started.
+fn too_old() {
+    let redis = RedisServer::start(DURABLE).unwrap();
+    let url = older(&redis);
+    assert_eq!(found(&url), (vec!["redis-too-old".to_owned()], Some(1)));
+    let told = run(&tempdir().unwrap(), &["doctor", "--store", &url]).stdout;
+    assert!(told.contains(" has version 6.") && told.contains("use Redis 7.0 or later, or Valkey"), "{told}");
+    let refused = run(&tempdir().unwrap(), &["serve", "--listen", "127.0.0.1:0", "--store", &url]).failed(1);
+    assert!(refused.contains(" has version 6."), "{refused}");
+    assert_eq!(found(&format!("redis://{}", redis.address())), (vec![], Some(0)));
+}
+
+/// A store that refuses all calls lists no queues and has no status: the commands say why instead, at every server.
+fn each_refuses() {
+    let redis = RedisServer::start(DURABLE).unwrap();
+    let url = format!("redis://{}", redis.address());
+    let servers = [(); 2].map(|()| Server::start_in(tempdir().unwrap(), &["--store", &url]));
+    servers[0].run(&["send", "--create", "jobs", "a"]).ok();
+    redis.cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).unwrap();
+    for server in &servers {
+        let start = Instant::now();
+        // It notices at its next look at the settings.
+        while server.run(&["queues"]).code == Some(0) {
+            assert!(start.elapsed() < common::PATIENCE, "it does not notice");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        for command in [&["doctor"][..], &["top", "--once"]] {
+            let told = server.run(command).failed(1);
+            assert!(
+                told.contains("allkeys-lru") && told.contains("set maxmemory-policy noeviction"),
+                "{told}"
+            );
+        }
+        let page = common::proxied::request(server.address(), "GET /metrics", "host: localhost");
+        assert!(page.contains("\nhapax_server_store_reachable 0\n"), "{page}");
+        let ready = common::proxied::request(server.address(), "GET /readyz", "host: localhost");
+        assert!(ready.starts_with("HTTP/1.1 503") && ready.contains("noeviction"), "{ready}");
+    }
+    redis.cli(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).unwrap();
+    for server in &servers {
+        let start = Instant::now();
+        while server.run(&["queues"]).code != Some(0) {
+            assert!(start.elapsed() < common::PATIENCE, "it does not recover");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        assert_eq!(found(&server.endpoint), (vec![], Some(0)));
+        assert!(server.run(&["top", "--once"]).ok().contains("queue jobs\t1\t"));
+    }
 }
 
 fn replica_behind() {

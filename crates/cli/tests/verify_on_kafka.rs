@@ -1,11 +1,11 @@
 //! `hapax verify --broker` on real brokers: it catches the controls, librdkafka's transactions among them, and finds nothing in the
-//! processor; of a processor that commits its offsets apart from the transaction it finds records that are lost or repeated.
+//! processor. The known-bad variants of the processor are in `mutants_are_found.rs`.
 
 mod common;
 
 use std::time::Duration;
 
-use common::{hapax, run, run_within};
+use common::{run, run_within};
 use hapax_faults::KafkaServer;
 use hapax_kafka::wire::{Cluster, Connect};
 use kafka_protocol::messages::MetadataRequest;
@@ -13,7 +13,7 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use serde_json::Value;
 
 fn main() {
-    // Rounds of faults take minutes, and short ones may miss a control on a busy machine.
+    // A round of faults takes minutes.
     let trial = |name: &str, is_long: bool, run: fn()| {
         Trial::ignorable_test(name, move || {
             if is_long && std::env::var_os("HAPAX_LONG").is_none() {
@@ -28,12 +28,8 @@ fn main() {
     };
     let trials = vec![
         trial("a_private_broker_is_broken_and_it_holds", true, a_private_broker_is_broken_and_it_holds),
+        trial("a_whole_round_of_faults_bites_and_it_holds", true, a_whole_round_of_faults_bites_and_it_holds),
         trial("a_given_broker_is_left_as_it_was", true, a_given_broker_is_left_as_it_was),
-        trial(
-            "offsets_apart_from_the_transaction_are_found",
-            true,
-            offsets_apart_from_the_transaction_are_found,
-        ),
         trial("what_cannot_be_run_is_refused", false, what_cannot_be_run_is_refused),
     ];
     let mut args = Arguments::from_args();
@@ -48,21 +44,40 @@ fn row<'r>(report: &'r Value, workload: &str) -> &'r Value {
     rows.iter().find(|row| row["workload"] == workload).unwrap_or_else(|| panic!("{workload}: {report:#}"))
 }
 
+/// However short a run is, and whatever its seed: its kills are aimed at the controls.
 fn a_private_broker_is_broken_and_it_holds() {
     let folder = tempfile::tempdir().unwrap();
-    // A whole round.
-    let args = ["--broker", "private:kafka", "--librdkafka", "--for", "80s", "--seed", "3"];
+    let seed = std::env::var("HAPAX_TEST_SEED").unwrap_or_else(|_| "3".to_owned());
+    let args = ["--broker", "private:kafka", "--librdkafka", "--for", "15s", "--seed", &seed];
     let report = held(&folder, &args);
     let ours = row(&report, "processor");
-    assert!(ours["effects"].as_u64() > Some(500), "{ours:#}");
-    assert_eq!(ours["accepted"], ours["effects"], "{ours:#}");
+    assert!(ours["effects"].as_u64() > Some(100), "{ours:#}");
+    // A send of unknown outcome, while the broker is stopped, may take effect.
+    assert!(ours["accepted"].as_u64() <= ours["effects"].as_u64(), "{ours:#}");
     assert!(ours["suppressed"].as_u64() > Some(0), "records were written in vain: {ours:#}");
     assert!(found(&report, "produce-commit", "effect-twice"), "{report:#}");
     assert!(found(&report, "commit-produce", "accepted-but-lost"), "{report:#}");
     // A delayed commit shows a transaction that it is about to abort, and handles again.
     assert!(found(&report, "librdkafka", "effect-twice"), "{report:#}");
-    for name in ["EndTxn: ", "Produce: ", "TxnOffsetCommit: ", "AddOffsetsToTxn: ", "kill -9 of a processor"]
-    {
+    // Kills are aimed at the controls, which were found; a transaction of the processor need not be open at that moment.
+    let name = "EndTxn: request delayed into the next transaction";
+    assert!(bit(&report, name), "{name}: {:#}", report["faults"]);
+}
+
+fn a_whole_round_of_faults_bites_and_it_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["--broker", "private:kafka", "--librdkafka", "--for", "150s", "--seed", "3"];
+    let report = held(&folder, &args);
+    for name in [
+        "EndTxn: ",
+        "EndTxn: unanswered",
+        "Produce: ",
+        "TxnOffsetCommit: ",
+        "AddOffsetsToTxn: ",
+        "kill -9 of a processor",
+        "pause of the broker",
+        "zombie",
+    ] {
         assert!(bit(&report, name), "{name}: {:#}", report["faults"]);
     }
 }
@@ -72,13 +87,13 @@ fn a_given_broker_is_left_as_it_was() {
     let broker = KafkaServer::start(&[]).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let url = format!("kafka://{}", broker.address());
-    let faults = "EndTxn: request dropped,EndTxn: response dropped,kill -9";
+    let faults = "EndTxn: request dropped,EndTxn: response dropped,kill -9,of the broker";
     let report = held(&folder, &["--broker", &url, "--for", "12s", "--seed", "5", "--faults", faults]);
     assert!(
         bit(&report, "EndTxn: request dropped") || bit(&report, "EndTxn: response dropped"),
         "{report:#}"
     );
-    assert!(!bit(&report, "kill -9 of the broker"), "it is not ours: {report:#}");
+    assert!(!bit(&report, "pause of the broker"), "it is not ours: {report:#}");
     let cluster = Cluster::new(Connect::plain([broker.address().to_string()]));
     let all = MetadataRequest::default().with_topics(None);
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -107,25 +122,6 @@ fn found(report: &Value, workload: &str, anomaly: &str) -> bool {
 fn bit(report: &Value, name: &str) -> bool {
     let faults = report["faults"].as_array().unwrap();
     faults.iter().any(|fault| fault["bit"] == true && fault["fault"].as_str().unwrap().starts_with(name))
-}
-
-fn offsets_apart_from_the_transaction_are_found() {
-    let folder = tempfile::tempdir().unwrap();
-    let faults = "kill -9 of a processor,zombie";
-    let args =
-        ["verify", "--json", "--broker", "private:kafka", "--for", "10s", "--seed", "1", "--faults", faults];
-    let output = hapax(&folder, &args).env("HAPAX_MUTANT", "kafka-offsets-apart").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    let report: Value =
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
-    assert_eq!(
-        (output.status.code(), &report["verdict"]),
-        (Some(1), &"violated".into()),
-        "{said}\n{report:#}"
-    );
-    let ours = row(&report, "processor");
-    let counted = |anomaly: &str| ours["counts"][anomaly].as_u64() > Some(0);
-    assert!(counted("accepted-but-lost") || counted("effect-twice"), "{said}\n{ours:#}");
 }
 
 fn what_cannot_be_run_is_refused() {

@@ -24,7 +24,8 @@ const NO_KEY: &str = "VERIFY_TEST_NO_KEY";
 /// Runs verify for one workload; returns its verdict and the workload's row.
 fn verify(workload: &str, faults: &str, more: &[&str]) -> (Value, Value) {
     let folder = tempfile::tempdir().unwrap();
-    let args = ["verify", "--json", "--for", "4s", "--seed", "1", "--only", workload, "--faults", faults];
+    // Long enough for each fault of a round.
+    let args = ["verify", "--json", "--for", "10s", "--seed", "1", "--only", workload, "--faults", faults];
     let done = run(&folder, &[&args, more].concat());
     let report: Value =
         serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"));
@@ -79,6 +80,29 @@ fn a_handler_that_ignores_its_key_is_caught() {
     let (verdict, row) = verify("handler", "kill -9 of a worker", &["--handler-cmd", &command]);
     assert_eq!(verdict, "violated");
     assert!(row["counts"]["effect-twice"].as_u64() > Some(0), "{row:#}");
+}
+
+#[test]
+fn a_program_that_never_has_an_effect_is_told_apart_from_a_fault() {
+    let folder = tempfile::tempdir().unwrap();
+    for (only, more, says) in [
+        (
+            "handler",
+            ["--handler-cmd", "no-such-command"],
+            "your handler had no effect in 30 s, without any fault",
+        ),
+        (
+            "charges",
+            ["--upstream", "http://127.0.0.1:1/x"],
+            "your service had no effect in 30 s, without any fault",
+        ),
+    ] {
+        let said = run(&folder, &[&["verify", "--for", "1s", "--only", only], &more[..]].concat());
+        let why =
+            if only == "handler" { "no-such-command" } else { "http://127.0.0.1:1/x: Connection refused" };
+        assert_eq!(said.code, Some(1), "{said:?}");
+        assert!(said.stderr.contains(says) && said.stderr.contains(why), "{said:?}");
+    }
 }
 
 /// A handler that passes its key on, or forgets it.
@@ -138,7 +162,8 @@ fn the_example_of_a_handler_holds() {
     assert!(done.status.success(), "{said}\n{noted}");
     let row = said.lines().find(|line| line.starts_with("handler ")).unwrap_or_default();
     assert!(row.ends_with(" held"), "{said}\n{noted}");
-    assert!(said.contains(", Hapax = 0\nheld: ") && !said.contains("naive = 0"), "{said}\n{noted}");
+    assert!(said.contains(", Hapax = 0\n") && !said.contains("naive = 0"), "{said}\n{noted}");
+    assert!(said.contains("\nheld: "), "{said}\n{noted}");
     // Without the program of `hapax` it says what to do.
     let done = Command::new(example_program("own_handler")).arg("/no/such/program").output().unwrap();
     let noted = String::from_utf8_lossy(&done.stderr);

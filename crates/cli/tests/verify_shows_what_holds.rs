@@ -46,6 +46,20 @@ fn what_cannot_be_run_is_refused() {
     refused(&["--only", "ack-after"], 2, "is a control");
     refused(&["--tier", "at-most-once"], 2, "no workload is left");
     refused(&["--store", "http://127.0.0.1:1"], 1, "verify starts servers itself");
+    refused(&["--upstream", "https://shop.example/charges"], 2, "has to begin with http://");
+    refused(&["--upstream", "http://"], 2, "has no host");
+    refused(&["--only", "payments", "--upstream", "http://127.0.0.1:1"], 2, "for the workload charges");
+    refused(&["--only", "payments", "--handler-cmd", "true"], 2, "for the workload handler");
+    refused(
+        &["--history", "no/such/folder/history"],
+        1,
+        "the recorder does not start: no/such/folder/history",
+    );
+    refused(
+        &["--store", "postgres://127.0.0.1:1/shop"],
+        1,
+        "the store postgres://127.0.0.1:1/shop cannot be reached",
+    );
     let listed = run(&folder, &["verify", "--list"]).ok();
     assert!(
         listed.contains("transfers\ttransactional") && listed.contains("kill -9 of a worker"),

@@ -94,8 +94,8 @@ fn a_proxy_whose_ledger_is_a_server_counts() {
     let server = Server::start();
     let (upstream, _) = service();
     let upstream = format!("http://{upstream}");
-    // A free port of a moment ago; nothing else is told to use it.
-    let admin = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let [admin] = hapax_faults::free_ports();
+    let admin = format!("127.0.0.1:{admin}");
     let args = ["--upstream", &upstream, "--ledger", &server.endpoint, "--admin-listen", &admin];
     let proxy = Proxy::start(&server.folder, &args);
     assert!(

@@ -14,7 +14,7 @@ use hapax_verify::fault::{Fault, ROUND};
 use hapax_verify::report::{Report, Verdict};
 use hapax_verify::roles::{self, Role};
 use hapax_verify::workload::{self, HANDLER, Workload};
-use hapax_verify::{Options, Progress, UserHandler};
+use hapax_verify::{Options, PROXIED, Progress, UserHandler, check_upstream};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -53,7 +53,7 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// Runs on Kafka instead of a store: kafka://HOST:PORT,… (a plain listener), or private:kafka, which starts a broker that is
-    /// killed too.
+    /// stopped too.
     #[cfg(feature = "kafka")]
     #[arg(
         long,
@@ -70,7 +70,7 @@ pub struct VerifyArgs {
     /// A ledger in another store: postgres://… or redis://….
     #[arg(long, value_name = "URL")]
     ledger: Option<String>,
-    /// Only workloads of this tier: effectively-once or transactional.
+    /// Only workloads of this tier: at-least-once, effectively-once or transactional.
     #[arg(long, value_name = "TIER", value_parser = parse_word::<Tier>)]
     tier: Option<Tier>,
     /// How long faults are injected [default: 1m].
@@ -152,6 +152,21 @@ impl VerifyArgs {
         Ok(chosen)
     }
 
+    /// Programs of the user's that no workload would use, or that cannot be used.
+    fn check_user_programs(&self, workloads: &[Workload]) -> anyhow::Result<()> {
+        let has = |name: &str| workloads.iter().any(|workload| workload.name == name);
+        if let Some(url) = &self.upstream {
+            check_upstream(url).map_err(|error| usage(format!("--upstream {url}: {error}")))?;
+            if !has(PROXIED) {
+                return Err(usage("--upstream is for the workload charges, which is not chosen"));
+            }
+        }
+        if self.handler_cmd.is_some() && !has(HANDLER) {
+            return Err(usage("--handler-cmd is for the workload handler, which is not chosen"));
+        }
+        Ok(())
+    }
+
     fn faults(&self) -> anyhow::Result<Vec<Fault>> {
         self.chosen(&ROUND)
     }
@@ -177,11 +192,13 @@ impl VerifyArgs {
 
     fn options(&self) -> anyhow::Result<Options> {
         let (seed, time_ms) = self.schedule();
+        let workloads = self.workloads()?;
+        self.check_user_programs(&workloads)?;
         Ok(Options {
             program: program()?,
             store: self.store.clone(),
             ledger: self.ledger.clone(),
-            workloads: self.workloads()?,
+            workloads,
             faults: self.faults()?,
             time: Duration::from_millis(time_ms),
             seed,
@@ -325,7 +342,7 @@ fn listed() -> Vec<Workload> {
 
 #[cfg(feature = "kafka")]
 fn kafka_faults() -> Vec<String> {
-    names(&hapax_verify::kafka::ROUND)
+    names(&on_kafka::faults())
 }
 
 #[cfg(not(feature = "kafka"))]

@@ -55,6 +55,8 @@ The file:
   transactional_id = \"billing-1\"  # the instance's own, the same after a restart; slots add -0, -1 and so on
   new_group = \"earliest\"          # where a group without offsets begins: earliest, latest, refuse
   concurrency = 1                  # slots, each a member of the group with its own producer
+  overlap = false                  # true: a slot's next batch is handled and written while its last commit is answered,
+                                   # by a second producer: billing-1-0.2 beside billing-1-0, with the same rights
   attempts_max = 5
   command = [\"./bill.sh\"]
   [batch]                          # a transaction ends at the first of these
@@ -102,7 +104,7 @@ Examples:
   hapax kafka check --config billing.toml
   hapax kafka check --topic orders --topic bills --group billing --transactional-id billing-1-0
 
-The file is that of `hapax kafka run`.")]
+The file is that of `hapax kafka run`. With `overlap = true` the second producer's id is looked at, too.")]
     Check {
         /// A topic that is read or written.
         #[arg(long = "topic", value_name = "TOPIC")]
@@ -190,6 +192,15 @@ async fn check(cluster: &Cluster, file: &KafkaFile, out: Output) -> anyhow::Resu
     let mut found = Findings { refused, ..Findings::default() };
     if found.refused.is_empty() {
         found = admin::check(cluster, &wanted).await?;
+        if let Some(id) = wanted.transactional_id.filter(|_| file.overlap) {
+            // The producer that takes turns with the first one. What is wrong with the cluster was found above.
+            let second = Wanted {
+                transactional_id: Some(hapax_kafka::processor::second_id(&id)),
+                ..Wanted::default()
+            };
+            let more = admin::check(cluster, &second).await?;
+            found.refused.extend(more.refused.into_iter().filter(|it| it.key == "transactional.id"));
+        }
     }
     let listed = |list: &[Refusal]| {
         let one = |it: &Refusal| json!({ "key": it.key, "value": it.value, "remedy": it.remedy });

@@ -310,6 +310,7 @@ async fn run_once(
         batch_bytes_max: file.batch.bytes_max,
         batch_time_max: Duration::from_millis(file.batch.time_max_ms),
         handler_timeout: file.limits.handler(),
+        overlap: file.overlap,
         attempts_max: file.attempts_max(),
         dead_letters: file.dead_letters.clone(),
         ..ProcessorConfig::default()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_verify::kafka::{KafkaOptions, ROUND};
+use hapax_verify::kafka::{ASKED_FOR, KafkaFault, KafkaOptions, ROUND};
 use hapax_verify::workload::{KAFKA, Shape, Workload};
 
 use super::{VerifyArgs, program};
@@ -11,6 +11,11 @@ use crate::usage;
 /// The workloads of a run, with or without the control of our own tests.
 pub fn workloads(librdkafka: bool) -> impl Iterator<Item = Workload> {
     KAFKA.into_iter().filter(move |workload| librdkafka || workload.shape != Shape::Librdkafka)
+}
+
+/// All faults, also those that a run has only if they are asked for.
+pub fn faults() -> Vec<KafkaFault> {
+    ROUND.into_iter().chain(ASKED_FOR).collect()
 }
 
 pub fn options(args: &VerifyArgs, broker: &str) -> anyhow::Result<KafkaOptions> {
@@ -29,7 +34,7 @@ pub fn options(args: &VerifyArgs, broker: &str) -> anyhow::Result<KafkaOptions> 
         program: program()?,
         broker: broker.to_owned(),
         workloads: workloads(args.librdkafka).collect(),
-        faults: args.chosen(&ROUND)?,
+        faults: if args.faults.is_empty() { ROUND.to_vec() } else { args.chosen(&faults())? },
         time: Duration::from_millis(time_ms),
         seed,
         history: args.history.clone(),
