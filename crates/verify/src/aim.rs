@@ -28,6 +28,8 @@ const LOST_SENDS: u64 = 4;
 const UNCONSUMED: Duration = Duration::from_millis(150);
 /// Kills after which a run gives up, and is invalid.
 const KILLS_MAX: u32 = 15;
+/// Faults for workloads that none has reached after which a run gives up, and is inconclusive.
+const REPEATED_MAX: u32 = 6;
 
 /// Chooses the worker that is killed.
 pub struct Aim<'a> {
@@ -37,6 +39,8 @@ pub struct Aim<'a> {
     /// Workloads of Hapax's whose workers call a bank.
     callers: Vec<&'static str>,
     kills: u32,
+    /// Faults that were injected again because a workload had not been reached.
+    repeated: u32,
     /// The workload whose consumers ack themselves, if it is in the run.
     receivers: Option<&'static str>,
 }
@@ -50,17 +54,35 @@ impl<'a> Aim<'a> {
         };
         let callers = workloads.iter().filter(calls).map(|workload| workload.name).collect();
         let receivers = workloads.iter().find(|workload| workload.shape == Shape::Receiver);
-        Self { reporter, missing, callers, kills: 0, receivers: receivers.map(|workload| workload.name) }
+        let receivers = receivers.map(|workload| workload.name);
+        Self { reporter, missing, callers, kills: 0, repeated: 0, receivers }
     }
 
-    /// The kill that a run with these faults still needs.
-    pub fn owed_kill(&self, wanted: &[Fault]) -> Option<Fault> {
+    /// The fault that a run of these faults still needs: a kill for a control that was not hit, or one for a workload that none
+    /// has reached. Else a short run would show nothing by chance.
+    pub async fn owed_fault(
+        &mut self,
+        round: &[Fault],
+        workloads: &[Workload],
+    ) -> anyhow::Result<Option<Fault>> {
+        if let Some(kill) = self.owed_kill(round) {
+            return Ok(Some(kill));
+        }
+        let counts = self.reporter.counts().await?;
+        let hit = |name: &str| counts.per_workload.get(name).map_or(0, |progress| progress.hit);
+        let owed = owed_to_unreached(round, workloads, hit).filter(|_| self.repeated < REPEATED_MAX);
+        self.repeated += u32::from(owed.is_some());
+        Ok(owed)
+    }
+
+    /// The kill that a run of these faults still needs for its controls.
+    fn owed_kill(&self, round: &[Fault]) -> Option<Fault> {
         let kill = if self.misses_relay() {
             Fault::KillRelay(RelayPoint::Published)
         } else {
             Fault::Kill(Target::Worker)
         };
-        let kills = wanted.contains(&Fault::Kill(Target::Worker));
+        let kills = round.contains(&Fault::Kill(Target::Worker));
         (kills && !self.missing.is_empty() && self.kills < KILLS_MAX).then_some(kill)
     }
 
@@ -246,5 +268,41 @@ impl<'a> Aim<'a> {
         let own =
             gaps.iter().filter(move |(by, workload)| *by == who && self.missing.contains(workload.as_str()));
         own.map(|(_, workload)| workload.as_str())
+    }
+}
+
+/// A fault for the first workload under a guarantee that none has reached: the one that reaches the fewest other workloads, since
+/// that one is aimed at it. How a user's own program ends is not seen. `hit` tells how many operations of a workload were hit.
+fn owed_to_unreached(round: &[Fault], workloads: &[Workload], hit: impl Fn(&str) -> u64) -> Option<Fault> {
+    let ours = || workloads.iter().filter(|workload| !workload.is_control());
+    let is_unreached = |workload: &&Workload| workload.shape != Shape::Own && hit(workload.name) == 0;
+    let reached = |fault: &Fault| ours().filter(|workload| fault.reaches(workload)).count();
+    ours().filter(is_unreached).find_map(|workload| {
+        let reaching = round.iter().filter(|fault| fault.reaches(workload));
+        reaching.min_by_key(|fault| reached(fault)).copied()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::ROUND;
+    use crate::workload::ALL;
+
+    #[test]
+    fn a_workload_that_was_not_reached_gets_the_fault_that_is_aimed_at_it() {
+        let none = |name: &'static str| move |of: &str| u64::from(of != name);
+        let owed = |round: &[Fault], name| owed_to_unreached(round, &ALL, none(name));
+        let all_but_proxy: Vec<Fault> =
+            ROUND.into_iter().filter(|fault| !fault.to_string().contains("prox")).collect();
+        assert_eq!(owed(&ROUND, "charges"), Some(Fault::Kill(Target::Proxy)));
+        assert_eq!(owed(&ROUND, "orders").map(|fault| fault.to_string().contains("relay")), Some(true));
+        let claim = owed(&all_but_proxy, "charges").unwrap().to_string();
+        assert!(claim.starts_with("claim: ") || claim.starts_with("complete: "), "{claim}");
+        let workers = [Fault::Kill(Target::Worker), Fault::Pause];
+        assert_eq!(owed(&workers, "charges"), None, "no fault of this run reaches it");
+        assert_eq!(owed(&workers, "claims"), Some(Fault::Kill(Target::Worker)));
+        assert_eq!(owed(&ROUND, "handler"), None, "how it ends is not seen");
+        assert_eq!(owed_to_unreached(&ROUND, &ALL, |_| 1), None, "all were reached");
     }
 }

@@ -179,6 +179,7 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
     for event in &own {
         let Some(id) = event.id() else { continue };
         let payment = payments.entry(id).or_default();
+        findings.hit += u64::from(is_hit(&event.event.act, workload));
         match &event.event.act {
             Act::Intent { .. } => {
                 payment.intents += 1;
@@ -186,7 +187,6 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
             }
             Act::Send { answer, .. } => {
                 findings.operations += 1;
-                findings.hit += u64::from(*answer != Answer::Ok);
                 match answer {
                     Answer::Ok => payment.sends += 1,
                     Answer::Unknown => payment.sends_unknown += 1,
@@ -199,11 +199,8 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
                     payment.sent = payment.sent.or(Some(event));
                 }
             }
-            Act::Call { effect, deliveries, takeover, .. } => {
+            Act::Call { effect, .. } => {
                 findings.operations += 1;
-                // What an operator has released is delivered again without any fault.
-                let is_again = *deliveries > 1 && !workload.rejects;
-                findings.hit += u64::from(is_again || *takeover || *effect == Effect::Known);
                 payment.calls.push(event);
                 match effect {
                     Effect::Moved => payment.moved.push(event),
@@ -213,7 +210,6 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
             }
             Act::Settle { ack, answer, ran, .. } => {
                 findings.operations += 1;
-                findings.hit += u64::from(*answer != Answer::Ok);
                 payment.settles.push(event);
                 if *ack && *answer == Answer::Ok {
                     payment.acks.push(event);
@@ -265,6 +261,18 @@ pub fn check(history: &[Event], workload: &Workload) -> Findings {
     claims::check(&own, last_fault.map_or(0, |event| event.n), &mut findings);
     transactions::check(&own, history.iter().any(|event| is_drained(&event)), &mut findings);
     findings
+}
+
+/// Whether a send, a bank's call or a settle was lost, late, refused or repeated because of a fault.
+pub(crate) fn is_hit(act: &Act, workload: &Workload) -> bool {
+    match act {
+        Act::Send { answer, .. } | Act::Settle { answer, .. } => *answer != Answer::Ok,
+        // What an operator has released is delivered again without any fault.
+        Act::Call { effect, deliveries, takeover, .. } => {
+            *deliveries > 1 && !workload.rejects || *takeover || *effect == Effect::Known
+        }
+        _ => false,
+    }
 }
 
 /// Whether the ledger's entries of this workload's keys are listed at the end.

@@ -138,7 +138,12 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whether it can change something in this workload. Kills of workers are needed for the controls in any case.
+    /// Whether a run needs it for its controls, whatever else it reaches.
+    pub fn is_for_controls(&self) -> bool {
+        matches!(self, Self::Kill(Target::Worker) | Self::KillRelay(_))
+    }
+
+    /// Whether it can change something in this workload.
     pub fn reaches(&self, workload: &Workload) -> bool {
         let claims = matches!(
             workload.shape,
@@ -146,13 +151,18 @@ impl Fault {
         );
         match self {
             Self::Kill(Target::Producer) => workload.accounts() > 0,
-            Self::Pause | Self::Scale => workload.has_queue() || workload.shape == Shape::Claims,
+            Self::Kill(Target::Proxy) => matches!(workload.shape, Shape::Proxy(_)),
+            Self::Kill(Target::Worker) | Self::Pause | Self::Scale => {
+                workload.has_queue() || workload.shape == Shape::Claims
+            }
+            Self::KillRelay(_) | Self::OpenOrder => workload.is_relayed(),
             Self::Wire(wire) => match (wire.side, wire.request) {
                 (Side::Producers, _) => workload.has_queue() && !workload.is_relayed(),
                 (Side::Workers, "DeleteMessage" | "ReceiveMessage") => workload.has_queue(),
                 (Side::Workers, _) => claims,
                 (Side::Callers, _) => matches!(workload.shape, Shape::Proxy(_)),
-                (Side::Relays | Side::Store, _) => true,
+                (Side::Relays, _) => workload.is_relayed(),
+                (Side::Store, _) => true,
             },
             _ => true,
         }

@@ -104,6 +104,13 @@ pub enum ClaimStep {
     },
 }
 
+impl ClaimStep {
+    /// Whether its answer was lost. Refused completions are no sign of a fault: some contenders are too slow on purpose.
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::Unanswered | Self::Completed { answer: Answer::Unknown, .. })
+    }
+}
+
 /// The end of a transaction of Kafka, as its producer knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -12,7 +12,8 @@ use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::history::{Act, Answer, Caused, ClaimStep, Effect, NewEvent, TransactionEnd, Writer};
+use crate::check;
+use crate::history::{Act, Answer, Caused, Effect, NewEvent, TransactionEnd, Writer};
 use crate::wire::{Caller, Connection, Message};
 use crate::workload::{Bank, Workload};
 
@@ -128,6 +129,8 @@ pub struct Progress {
     pub doubles: u64,
     /// Payments that were made or acked; of a control: those that it has begun.
     pub done: u64,
+    /// Operations that were lost, late, refused or repeated because of faults, as far as they are seen while it runs.
+    pub hit: u64,
 }
 
 impl Progress {
@@ -364,7 +367,9 @@ impl Recorder {
         } = pay;
         let Paid { effect, receipt } = paid;
         let act = Act::Call { id, account, number, fence, deliveries, takeover, effect, receipt };
-        writer.append([NewEvent { who, workload, act }])?;
+        let event = NewEvent { who, workload, act };
+        self.state().note_hit(&event);
+        writer.append([event])?;
         Ok(paid)
     }
 
@@ -467,8 +472,18 @@ impl State {
         }
     }
 
+    /// Counts an operation that a fault has hit, in its workload.
+    fn note_hit(&mut self, event: &NewEvent) {
+        let is_unknown_claim = matches!(&event.act, Act::Claim { step, .. } if step.is_unknown());
+        let is_hit = |workload: Workload| check::is_hit(&event.act, &workload) || is_unknown_claim;
+        if Workload::named(&event.workload).is_some_and(is_hit) {
+            self.counts.per_workload.entry(event.workload.clone()).or_default().hit += 1;
+        }
+    }
+
     /// Counts a reported event, and keeps what producers need to continue.
     fn note(&mut self, event: &NewEvent) {
+        self.note_hit(event);
         let caused = &mut self.counts.caused;
         match &event.act {
             Act::Intent { id, .. } => {
@@ -514,13 +529,7 @@ impl State {
                 TransactionEnd::Committed => {}
             },
             Act::Restarted { .. } => caused.restarts += 1,
-            // Refused completions are no sign of a fault: some contenders are too slow on purpose.
-            Act::Claim {
-                step: ClaimStep::Unanswered | ClaimStep::Completed { answer: Answer::Unknown, .. },
-                ..
-            } => {
-                caused.claims_unknown += 1;
-            }
+            Act::Claim { step, .. } => caused.claims_unknown += u64::from(step.is_unknown()),
             _ => {}
         }
     }

@@ -277,13 +277,15 @@ fn judge_all(rows: &[Row]) -> (Verdict, String) {
         of.map(|row| row.workload).collect()
     };
     let (violated, uncaught) = (names(Verdict::Violated, false), names(Verdict::Invalid, true));
-    let open = names(Verdict::Inconclusive, false);
     if !violated.is_empty() {
         return (Verdict::Violated, format!("violations in {}", violated.join(", ")));
     }
     if !uncaught.is_empty() {
         return (Verdict::Invalid, format!("controls that were not caught: {}", uncaught.join(", ")));
     }
+    let is_open = |row: &&Row| row.verdict == Verdict::Inconclusive && !row.control;
+    let with_reason = |row: &Row| format!("{} ({})", row.workload, row.why.as_deref().unwrap_or_default());
+    let open: Vec<String> = rows.iter().filter(is_open).map(with_reason).collect();
     if !open.is_empty() {
         return (Verdict::Inconclusive, format!("nothing was shown for {}", open.join(", ")));
     }

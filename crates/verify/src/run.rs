@@ -185,16 +185,17 @@ async fn storm(
         options.time.as_secs(),
         options.seed
     )));
-    let mut schedule = Schedule::new(options.seed, faults_on(cluster, &options.faults, &options.workloads)?);
+    let round = faults_on(cluster, &options.faults, &options.workloads)?;
+    let mut schedule = Schedule::new(options.seed, round.clone());
     let end = Instant::now() + options.time;
     let (mut faults, mut doubts) = (Vec::new(), Doubts::default());
     let mut aim = Aim::new(&reporter, &options.workloads);
     loop {
         let fault = match schedule.next_fault() {
             fault if Instant::now() < end => fault,
-            // What a short run has not shown yet of the controls.
-            _ => match aim.owed_kill(&options.faults) {
-                Some(kill) => kill,
+            // What a short run has not shown yet.
+            _ => match aim.owed_fault(&round, &options.workloads).await? {
+                Some(fault) => fault,
                 None => break,
             },
         };
@@ -277,7 +278,7 @@ fn faults_on(cluster: &Cluster, wanted: &[Fault], workloads: &[Workload]) -> any
         Fault::ClockStep => cluster.preload().is_some(),
         Fault::Kill(_) | Fault::Pause | Fault::Scale => true,
     };
-    let reaches = |fault: &Fault| ours().any(|workload| fault.reaches(workload));
+    let reaches = |fault: &Fault| fault.is_for_controls() || ours().any(|workload| fault.reaches(workload));
     let faults: Vec<Fault> =
         wanted.iter().copied().filter(|fault| possible(fault) && reaches(fault)).collect();
     if faults.is_empty() {

@@ -115,7 +115,7 @@ fn a_workload_without_an_effect_is_inconclusive() {
     events.extend(paid(20, "ack-after", 2));
     let report = report_on(&workloads, &events, true);
     assert_eq!(report.verdict, Verdict::Inconclusive);
-    assert_eq!(report.why, "nothing was shown for accounts");
+    assert_eq!(report.why, "nothing was shown for accounts (nothing took effect)");
     assert_eq!(report.workloads[1].why.as_deref(), Some("nothing took effect"));
     assert_eq!(report.workloads[0].verdict, Verdict::Held);
 }
@@ -131,7 +131,7 @@ fn a_workload_that_no_fault_reached_is_inconclusive() {
     let report = report_on(&workloads, &events, true);
     assert_eq!(
         (report.verdict, report.why.as_str()),
-        (Verdict::Inconclusive, "nothing was shown for accounts")
+        (Verdict::Inconclusive, "nothing was shown for accounts (no fault reached it)")
     );
     assert_eq!(report.workloads[1].why.as_deref(), Some("no fault reached it"));
     assert_eq!(report.workloads[0].verdict, Verdict::Held);
