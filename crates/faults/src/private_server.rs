@@ -1,6 +1,6 @@
 //! What private servers share: the user that they run as, a free port, and a shell that ends them with this process.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -103,7 +103,8 @@ fn id(args: &[&str]) -> Option<u32> {
 /// Different ports of loopback that were free a moment ago, for servers that bind them later, or again after they were killed.
 ///
 /// They are below those that the system gives to outgoing connections: one of those would be taken by any client while the server
-/// does not run, and a client that tries to reach it there could even connect to itself.
+/// does not run, and a client that tries to reach it there could even connect to itself. And none of them is chosen again while this
+/// process runs, by any process: a server that was killed finds its port free when it is started again.
 ///
 /// # Panics
 /// If none is free.
@@ -126,10 +127,37 @@ const PORTS_TRIED_MAX: usize = 1_000;
 fn free_listener() -> TcpListener {
     let end = outgoing_ports_begin();
     let chosen = (PORTS_BEGIN < end).then(|| {
-        let mut ports = (0..PORTS_TRIED_MAX).map(|_| fastrand::u16(PORTS_BEGIN..end));
-        ports.find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok())
+        let ports = (0..PORTS_TRIED_MAX).map(|_| fastrand::u16(PORTS_BEGIN..end));
+        let mut reserved = ports.filter(|port| reserve(*port, std::process::id()));
+        reserved.find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok())
     });
     chosen.flatten().unwrap_or_else(|| TcpListener::bind("127.0.0.1:0").expect("a free port"))
+}
+
+/// Notes in a file that this process has chosen a port. Returns whether no other one has, and no earlier call.
+///
+/// A lock on the file would end with its process, but takes one of the process's open files for each port.
+fn reserve(port: u16, process: u32) -> bool {
+    let folder = std::env::temp_dir().join("hapax-ports");
+    let file = folder.join(port.to_string());
+    let reserved = || {
+        std::fs::create_dir_all(&folder)?;
+        let mut file = std::fs::File::options().write(true).create_new(true).open(&file)?;
+        write!(file, "{process}")
+    };
+    match reserved() {
+        Ok(()) => true,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            // One whose process has ended is free for the next call. It is not taken at once: two processes could.
+            let owner = std::fs::read_to_string(&file).unwrap_or_default();
+            if owner.parse::<u32>().is_ok_and(|owner| !Path::new(&format!("/proc/{owner}")).exists()) {
+                let _ = std::fs::remove_file(&file);
+            }
+            false
+        }
+        // Without such a folder, for example another user's, ports are not reserved.
+        Err(_) => true,
+    }
 }
 
 /// The first port that the system gives to outgoing connections.
@@ -142,6 +170,20 @@ fn outgoing_ports_begin() -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_is_chosen_once_while_its_process_runs() {
+        let [port] = free_ports();
+        assert!(!reserve(port, 1), "this process has it, although nothing listens there");
+        let ended = Command::new("true").spawn().and_then(|mut child| {
+            child.wait()?;
+            Ok(child.id())
+        });
+        let file = std::env::temp_dir().join("hapax-ports").join(port.to_string());
+        std::fs::write(&file, ended.unwrap().to_string()).unwrap();
+        assert!(!reserve(port, std::process::id()), "its process has ended, and the next call may have it");
+        assert!(reserve(port, std::process::id()));
+    }
 
     #[test]
     fn free_ports_differ_and_no_outgoing_connection_gets_one() {
