@@ -45,7 +45,9 @@ pub fn run<B>(broker: &'static LazyLock<B>, cases: impl IntoIterator<Item = Case
 where
     B: Deref<Target = KafkaServer> + Send + Sync,
 {
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // Most of them wait: for sessions that end, members that join, requests that are late.
+    arguments.test_threads = arguments.test_threads.or(Some(4));
     let installed = KafkaServer::jars();
     if let Err(why) = &installed {
         eprintln!("skipped: {why}");
