@@ -10,9 +10,9 @@ use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListO
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
 use kafka_protocol::messages::{
-    BrokerId, DescribeConfigsRequest, DescribeGroupsRequest, DescribeProducersRequest,
-    DescribeTransactionsRequest, InitProducerIdRequest, ListOffsetsRequest, ListTransactionsRequest,
-    MetadataRequest, MetadataResponse, OffsetFetchRequest, ProducerId,
+    BrokerId, ConsumerGroupDescribeRequest, DescribeConfigsRequest, DescribeGroupsRequest,
+    DescribeProducersRequest, DescribeTransactionsRequest, InitProducerIdRequest, ListOffsetsRequest,
+    ListTransactionsRequest, MetadataRequest, MetadataResponse, OffsetFetchRequest, ProducerId,
 };
 
 use crate::refusal::Refusal;
@@ -27,6 +27,7 @@ const DESCRIBE_TRANSACTIONS_MAX: i16 = 0;
 const DESCRIBE_PRODUCERS_MAX: i16 = 0;
 const DESCRIBE_CONFIGS_MAX: i16 = 4;
 const DESCRIBE_GROUPS_MAX: i16 = 5;
+const DESCRIBE_CONSUMER_GROUPS: i16 = 0;
 const INIT_PRODUCER_ID_MAX: i16 = 5;
 /// How long the broker may take to end a transaction that is aborted here.
 const ABORT_WAIT_MAX: Duration = Duration::from_mins(1);
@@ -542,7 +543,14 @@ async fn check_members(
     let Some(coordinator) = examined(coordinator, found)? else { return Ok(()) };
     let request = DescribeGroupsRequest::default().with_groups(vec![text(group).into()]);
     let (answer, _) = cluster.call_at(&coordinator, &request, DESCRIBE_GROUPS_MAX).await?;
-    let members = answer.groups.iter().map(|group| group.members.len()).sum::<usize>();
+    let mut members = answer.groups.iter().map(|group| group.members.len()).sum::<usize>();
+    if members == 0 {
+        // A group of the other protocol (KIP-848), which a broker before 4.0 does not know.
+        let request = ConsumerGroupDescribeRequest::default().with_group_ids(vec![text(group).into()]);
+        if let Ok((answer, _)) = cluster.call_at(&coordinator, &request, DESCRIBE_CONSUMER_GROUPS).await {
+            members = answer.groups.iter().map(|group| group.members.len()).sum();
+        }
+    }
     if members >= partitions && partitions > 0 {
         let remedy = format!("there are {partitions} partitions: one more member would have none");
         found.warnings.push(Refusal::new("members", members.to_string(), remedy));

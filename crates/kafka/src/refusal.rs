@@ -61,13 +61,26 @@ const OF_PRODUCERS: [&str; 8] = [
 /// At this many requests in flight a broker no longer keeps the order of a producer's batches.
 const IN_FLIGHT_MAX: u32 = 5;
 
+/// Whether the group's partitions are assigned by the broker (KIP-848), and not by a member.
+pub(crate) fn uses_consumer_protocol(properties: &[(String, String)]) -> bool {
+    properties.iter().any(|(key, value)| key == "group.protocol" && value == "consumer")
+}
+
 /// What is refused of a consumer.
 pub fn consumer(properties: &[(String, String)]) -> Vec<Refusal> {
+    let by_broker = uses_consumer_protocol(properties);
     let remedy = |key: &str, value: &str| match (key, value) {
+        ("session.timeout.ms" | "heartbeat.interval.ms" | "partition.assignment.strategy", _)
+            if by_broker =>
+        {
+            Some(
+                "with group.protocol = consumer the broker decides it (its group.consumer.* settings, or consumer.* of the group); leave it out",
+            )
+        }
         ("isolation.level", "read_committed")
         | ("enable.auto.commit" | "enable.auto.offset.store" | "allow.auto.create.topics", "false")
         | ("partition.assignment.strategy", "cooperative-sticky")
-        | ("group.protocol", "classic") => None,
+        | ("group.protocol", "classic" | "consumer") => None,
         ("isolation.level", _) => Some(
             "a reader of transactional topics would see records of aborted transactions; use read_committed",
         ),
@@ -80,9 +93,9 @@ pub fn consumer(properties: &[(String, String)]) -> Vec<Refusal> {
         ("partition.assignment.strategy", _) => Some(
             "every rebalance would stop all partitions, and members with different strategies cannot share a group; leave it out, it is cooperative-sticky",
         ),
-        ("group.protocol", _) => Some(
-            "the consumer of this version handles some errors of this protocol wrongly; leave it out, it is classic",
-        ),
+        ("group.protocol", _) => {
+            Some("there is no such protocol; use consumer, or leave it out, it is classic")
+        }
         ("allow.auto.create.topics", _) => {
             Some("a mistyped name would become a topic; create topics before they are read")
         }
@@ -195,7 +208,7 @@ mod tests {
             ("enable.auto.offset.store", "true", "committed with the effects"),
             ("auto.offset.reset", "latest", "say where a new group begins"),
             ("partition.assignment.strategy", "range", "cooperative-sticky"),
-            ("group.protocol", "consumer", "classic"),
+            ("group.protocol", "eager", "use consumer"),
             ("allow.auto.create.topics", "true", "create topics"),
             ("group.id", "orders", "given apart"),
             ("acks", "all", "property of producers"),
@@ -214,9 +227,18 @@ mod tests {
             ("fetch.min.bytes", "1"),
             ("security.protocol", "SASL_SSL"),
             ("group.instance.id", "orders-1"),
+            ("group.protocol", "consumer"),
+            ("group.protocol", "classic"),
+            ("session.timeout.ms", "10000"),
         ];
         for (key, value) in fine {
             assert_eq!(consumer(&one(key, value)), [], "{key}");
+        }
+        for key in ["session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"] {
+            let both = [one("group.protocol", "consumer"), one(key, "cooperative-sticky")].concat();
+            let refused = consumer(&both);
+            assert_eq!(refused.len(), 1, "{key}");
+            assert!(refused[0].to_string().contains("the broker decides it"), "{}", refused[0]);
         }
     }
 

@@ -20,6 +20,7 @@ use super::{
     Assignment, ConsumerConfig, ConsumerError, Event, NewGroup, Record, Revocation, StartAt, TopicId,
     TopicPartition,
 };
+use crate::refusal;
 
 /// librdkafka's consumer.
 pub(super) type Native = BaseConsumer<Context>;
@@ -31,6 +32,8 @@ const OWNER_WAIT_MAX: Duration = Duration::from_millis(200);
 const OWNER_WAIT_STEP: Duration = Duration::from_millis(1);
 /// Time for one question to the broker.
 const QUESTION: Duration = Duration::from_secs(10);
+/// Time for the question that wakes the thread that fetches.
+const WAKE: Duration = Duration::from_millis(500);
 /// How long the broker is given to remove the committed offset of a topic that was deleted: if that came later than the first commit
 /// in the new topic, it would remove that one. An offset that stays for longer reached the broker after the topic was created again.
 const REMOVAL: Duration = Duration::from_secs(10);
@@ -62,6 +65,8 @@ pub(super) struct Shared {
     queued_records: AtomicUsize,
     queued_bytes: AtomicUsize,
     stopped: AtomicBool,
+    /// A rebalance has ended, and the thread that fetches may be asleep.
+    rebalanced: AtomicBool,
     config: ConsumerConfig,
 }
 
@@ -75,6 +80,7 @@ impl Shared {
             queued_records: AtomicUsize::new(0),
             queued_bytes: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
+            rebalanced: AtomicBool::new(false),
             config: config.clone(),
         }
     }
@@ -162,6 +168,7 @@ impl ConsumerContext for Context {
         if let Err(error) = done {
             self.0.end(ConsumerError::Fatal(format!("a rebalance failed: {error}")));
         }
+        self.0.rebalanced.store(true, Ordering::SeqCst);
     }
 }
 
@@ -344,20 +351,23 @@ fn native_config(config: &ConsumerConfig) -> ClientConfig {
     native
         .set("bootstrap.servers", config.bootstrap.join(","))
         .set("group.id", &config.group)
-        .set("group.protocol", "classic")
-        .set("partition.assignment.strategy", "cooperative-sticky")
         .set("isolation.level", "read_committed")
         .set("enable.auto.commit", "false")
         .set("enable.auto.offset.store", "false")
         .set("auto.offset.reset", "error")
         .set("allow.auto.create.topics", "false")
-        .set("session.timeout.ms", session_ms.to_string())
-        .set("heartbeat.interval.ms", (session_ms / 10).max(1).to_string())
         // A longer pause means that the process was stopped.
         .set("max.poll.interval.ms", poll_ms.to_string())
         .set("queued.max.messages.kbytes", "16384")
         // After this time it looks whether there is room again. With the default, a second, a backlog is read in spurts.
         .set("fetch.queue.backoff.ms", "10");
+    if !refusal::uses_consumer_protocol(&config.properties) {
+        native
+            .set("group.protocol", "classic")
+            .set("partition.assignment.strategy", "cooperative-sticky")
+            .set("session.timeout.ms", session_ms.to_string())
+            .set("heartbeat.interval.ms", (session_ms / 10).max(1).to_string());
+    }
     native
 }
 
@@ -382,6 +392,19 @@ impl Poller<'_> {
                 Some(Err(error)) => self.failed(&error),
                 None => {}
             }
+            if self.shared.rebalanced.swap(false, Ordering::SeqCst) {
+                self.wake();
+            }
+        }
+    }
+
+    /// While all partitions are paused, librdkafka's thread that fetches sleeps for up to a second, and sleeps on when they continue.
+    /// A question to the leaders wakes it. During a rebalance librdkafka itself pauses all of them, also those that stay.
+    fn wake(&self) {
+        let Ok(mut assigned) = self.native.assignment() else { return };
+        if assigned.count() > 0 && assigned.set_all_offsets(Offset::End).is_ok() {
+            // The response does not matter.
+            let _ = self.native.offsets_for_times(assigned, WAKE);
         }
     }
 
@@ -407,13 +430,17 @@ impl Poller<'_> {
         let Some(assigned) = change.then(|| self.native.assignment().ok()).flatten() else { return };
         let done = if above { self.native.pause(&assigned) } else { self.native.resume(&assigned) };
         match done {
-            Ok(()) => (self.paused, self.pause_again) = (above, false),
+            Ok(()) => {
+                (self.paused, self.pause_again) = (above, false);
+                if below {
+                    self.wake();
+                }
+            }
             Err(error) => self.shared.tell(Event::Problem(error.to_string())),
         }
     }
 
-    /// Gives an owner that takes records the time for some. A pause is for one that does not: librdkafka drops what it has fetched,
-    /// and its thread that fetches sleeps for up to a second after it.
+    /// Gives an owner that takes records the time for some. A pause is for one that does not: librdkafka drops what it has fetched.
     fn wait_for_owner(&self) {
         let start = Instant::now();
         let waits = || !self.paused && self.shared.is_above(1) && !self.shared.is_stopped();

@@ -2,10 +2,11 @@
 
 use kafka_protocol::messages::{
     AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, AlterConfigsRequest, AlterConfigsResponse, ApiKey,
-    ApiVersionsRequest, ApiVersionsResponse, CreateAclsRequest, CreateAclsResponse, CreatePartitionsRequest,
-    CreatePartitionsResponse, CreateTopicsRequest, CreateTopicsResponse, DeleteTopicsRequest,
-    DeleteTopicsResponse, DescribeConfigsRequest, DescribeConfigsResponse, DescribeGroupsRequest,
-    DescribeGroupsResponse, DescribeProducersRequest, DescribeProducersResponse, DescribeTransactionsRequest,
+    ApiVersionsRequest, ApiVersionsResponse, ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse,
+    CreateAclsRequest, CreateAclsResponse, CreatePartitionsRequest, CreatePartitionsResponse,
+    CreateTopicsRequest, CreateTopicsResponse, DeleteTopicsRequest, DeleteTopicsResponse,
+    DescribeConfigsRequest, DescribeConfigsResponse, DescribeGroupsRequest, DescribeGroupsResponse,
+    DescribeProducersRequest, DescribeProducersResponse, DescribeTransactionsRequest,
     DescribeTransactionsResponse, EndTxnRequest, EndTxnResponse, FetchRequest, FetchResponse,
     FindCoordinatorRequest, FindCoordinatorResponse, InitProducerIdRequest, InitProducerIdResponse,
     ListGroupsRequest, ListGroupsResponse, ListOffsetsRequest, ListOffsetsResponse, ListTransactionsRequest,
@@ -38,6 +39,7 @@ calls! {
     AddOffsetsToTxnRequest => AddOffsetsToTxnResponse as AddOffsetsToTxn,
     AlterConfigsRequest => AlterConfigsResponse as AlterConfigs,
     ApiVersionsRequest => ApiVersionsResponse as ApiVersions,
+    ConsumerGroupDescribeRequest => ConsumerGroupDescribeResponse as ConsumerGroupDescribe,
     CreateAclsRequest => CreateAclsResponse as CreateAcls,
     CreatePartitionsRequest => CreatePartitionsResponse as CreatePartitions,
     CreateTopicsRequest => CreateTopicsResponse as CreateTopics,

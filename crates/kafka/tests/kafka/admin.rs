@@ -3,15 +3,49 @@
 use std::time::Duration;
 
 use hapax_kafka::admin::{self, BlockedPartition, Wanted};
+use hapax_kafka::consumer::{Consumer, ConsumerConfig, Event, StartAt};
 use hapax_kafka::partition::{GroupMetadata, TopicPartition};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
-use hapax_kafka::wire::Connect;
+use hapax_kafka::wire::{Cluster, Connect};
 
 use crate::broker::{Broker, PATIENCE};
+use crate::members::Protocol;
 use crate::{Case, shared};
 
 pub fn cases() -> Vec<Case> {
-    vec![shared("an_open_transaction_is_found_and_aborted", an_open_transaction_is_found_and_aborted)]
+    vec![
+        shared("an_open_transaction_is_found_and_aborted", an_open_transaction_is_found_and_aborted),
+        shared("as_many_members_as_partitions_are_told_for_both_protocols", |broker| {
+            for protocol in [Protocol::Classic, Protocol::Consumer] {
+                as_many_members_as_partitions(broker, protocol);
+            }
+        }),
+    ]
+}
+
+fn as_many_members_as_partitions(broker: &Broker, protocol: Protocol) {
+    let topic = &format!("admin-members-{}", protocol.name());
+    broker.create_topic(topic, 1);
+    let address = broker.address().to_string();
+    let mut config = ConsumerConfig::new(&address, topic, &[topic]);
+    config.properties = vec![("group.protocol".to_owned(), protocol.name().to_owned())];
+    let mut consumer = Consumer::start(&config).unwrap();
+    broker.block_on(async {
+        let cluster = Cluster::new(Connect::plain([address]));
+        let (topics, group) = (vec![topic.clone()], Some(topic.clone()));
+        let wanted = Wanted { topics, group, ..Wanted::default() };
+        let warned = async || {
+            let found = admin::check(&cluster, &wanted).await.unwrap();
+            found.warnings.into_iter().find(|warning| warning.key == "members")
+        };
+        let assigned = tokio::time::timeout(PATIENCE, consumer.next_control()).await.unwrap();
+        let Event::Assigned(assignment) = assigned else { panic!("{assigned:?}") };
+        assignment.start(vec![StartAt::NewGroup]);
+        let warning = warned().await.expect("one member has the only partition");
+        assert_eq!(warning.value, "1", "{protocol:?}");
+        consumer.close().await;
+        assert_eq!(warned().await, None, "{protocol:?}: nobody is there");
+    });
 }
 
 fn an_open_transaction_is_found_and_aborted(broker: &Broker) {

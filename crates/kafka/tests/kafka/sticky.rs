@@ -1,76 +1,155 @@
-//! What a rebalance costs those whose partitions stay: the longest gap between two records of such a partition while a member
-//! joins, beside that of the eager protocol. The figures are printed; what is asserted is which partitions move.
+//! What a rebalance costs those whose partitions stay: a member joins, another one takes its time to let go of a partition, and the
+//! records of the first one's other partitions keep flowing meanwhile. With the eager protocol they wait for the slow member.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hapax_kafka::consumer::{Consumer, ConsumerConfig, Event, StartAt};
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::ClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext, Rebalance};
 use rdkafka::message::Message as _;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 
 use crate::broker::{Broker, PATIENCE};
+use crate::members::Protocol;
 use crate::{Case, shared};
 
 pub fn cases() -> Vec<Case> {
     vec![shared("a_rebalance_interrupts_only_what_moves", interrupts_only_what_moves)]
 }
 
-const PARTITIONS: i32 = 4;
-/// Time before the second member joins, and after it has its first record.
-const QUIET: Duration = Duration::from_secs(2);
+const PARTITIONS: i32 = 6;
+/// A topic, and a group, for each protocol.
+const TOPICS: [&str; 3] = ["sticky", "by-broker", "eager"];
+/// How long the slow member takes to let go of partitions.
+const SLOW: Duration = Duration::from_secs(3);
+/// Time before the last member joins, and after it has its first record.
+const QUIET: Duration = Duration::from_secs(1);
 
-/// When records arrived at a member, by partition.
+/// What a member of a group has seen, and what it is told.
 #[derive(Clone, Default)]
-struct Arrivals(Arc<Mutex<BTreeMap<i32, Vec<Instant>>>>);
+struct Member {
+    /// When records arrived, by partition.
+    arrivals: Arc<Mutex<BTreeMap<i32, Vec<Instant>>>>,
+    /// Partitions that it had to let go of.
+    revoked: Arc<AtomicUsize>,
+    ended: Arc<AtomicBool>,
+    is_slow: bool,
+}
 
-impl Arrivals {
+impl Member {
     fn add(&self, partition: i32) {
-        self.0.lock().unwrap().entry(partition).or_default().push(Instant::now());
+        self.arrivals.lock().unwrap().entry(partition).or_default().push(Instant::now());
     }
 
-    fn is_empty(&self) -> bool {
-        self.0.lock().unwrap().is_empty()
+    fn lets_go(&self, partitions: usize) {
+        self.revoked.fetch_add(partitions, Ordering::SeqCst);
+        if self.is_slow {
+            std::thread::sleep(SLOW);
+        }
     }
 
-    /// The longest gap since `from` in a partition that still has records after `last`, in milliseconds.
-    fn longest_gap(&self, from: Instant, last: Instant) -> u128 {
-        let arrivals = self.0.lock().unwrap();
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
+    fn wait_for_records(&self, topic: &str) {
+        let begun = Instant::now();
+        while self.arrivals.lock().unwrap().is_empty() {
+            assert!(begun.elapsed() < PATIENCE, "{topic}: a member reads nothing");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The longest gap since `from` in a partition that still has records after `last`.
+    fn longest_gap(&self, from: Instant, last: Instant) -> Duration {
+        let arrivals = self.arrivals.lock().unwrap();
         let stay = arrivals.values().filter(|times| times.last().is_some_and(|time| *time > last));
         let gaps = stay.flat_map(|times| times.windows(2).filter(|pair| pair[1] > from));
-        gaps.map(|pair| (pair[1] - pair[0]).as_millis()).max().expect("a partition stays")
+        gaps.map(|pair| pair[1] - pair[0]).max().expect("a partition stays")
     }
 }
 
-/// Lets a second member join, and returns the longest gap of the first one's partitions that stay.
-fn measure(topic: &str, start: impl Fn(&str, Arrivals, Arc<AtomicBool>)) -> u128 {
-    let (first, second) = (Arrivals::default(), Arrivals::default());
+/// Lets a third member join a group of two, of which one is slow. Returns the longest gap of the other one's partitions that
+/// stay, and how many partitions it had to let go of.
+fn measure(topic: &str, start: impl Fn(&str, Member)) -> (Duration, usize) {
     let ended = Arc::new(AtomicBool::new(false));
-    start(topic, first.clone(), ended.clone());
-    let begun = Instant::now();
-    while first.is_empty() {
-        assert!(begun.elapsed() < PATIENCE, "{topic}: the first member reads nothing");
-        std::thread::sleep(Duration::from_millis(10));
+    let member = |is_slow| Member { ended: ended.clone(), is_slow, ..Member::default() };
+    let [first, slow, third] = [false, true, false].map(member);
+    for member in [&first, &slow] {
+        start(topic, member.clone());
+        member.wait_for_records(topic);
     }
     std::thread::sleep(QUIET);
+    let before = first.revoked.load(Ordering::SeqCst);
     let joins = Instant::now();
-    start(topic, second.clone(), ended.clone());
-    while second.is_empty() {
-        assert!(joins.elapsed() < PATIENCE, "{topic}: the second member reads nothing");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    start(topic, third.clone());
+    third.wait_for_records(topic);
     let joined = Instant::now();
-    std::thread::sleep(QUIET);
+    // In some protocols the new member gets its first partition before the slow one has let go.
+    std::thread::sleep(QUIET + SLOW);
     ended.store(true, Ordering::SeqCst);
-    first.longest_gap(joins, joined)
+    (first.longest_gap(joins, joined), first.revoked.load(Ordering::SeqCst) - before)
+}
+
+/// A member of ours.
+fn start_ours(address: &str, protocol: Protocol, topic: &str, member: Member) {
+    let mut config = ConsumerConfig::new(address, topic, &[topic]);
+    config.properties = vec![("group.protocol".to_owned(), protocol.name().to_owned())];
+    let mut consumer = Consumer::start(&config).unwrap();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            while !member.has_ended() {
+                match tokio::time::timeout(Duration::from_millis(100), consumer.next()).await {
+                    Ok(Event::Assigned(assignment)) => {
+                        let starts = vec![StartAt::NewGroup; assignment.partitions.len()];
+                        assignment.start(starts);
+                    }
+                    Ok(Event::Record(record)) => member.add(record.at.partition),
+                    Ok(Event::Revoked(revoked)) => member.lets_go(revoked.partitions.len()),
+                    Ok(Event::Ended(error)) => panic!("{error}"),
+                    Ok(_) | Err(_) => {}
+                }
+            }
+        });
+    });
+}
+
+/// What librdkafka's own consumer calls before a rebalance.
+struct Eager(Member);
+
+impl ClientContext for Eager {}
+
+impl ConsumerContext for Eager {
+    fn pre_rebalance(&self, _: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        if let Rebalance::Revoke(partitions) = rebalance {
+            self.0.lets_go(partitions.count());
+        }
+    }
+}
+
+fn start_eager(broker: &Broker, topic: &str, member: Member) {
+    let mut config = broker.config();
+    config.set("group.id", topic).set("partition.assignment.strategy", "range");
+    config.set("auto.offset.reset", "earliest");
+    let consumer: BaseConsumer<Eager> = config.create_with_context(Eager(member.clone())).unwrap();
+    consumer.subscribe(&[topic]).unwrap();
+    std::thread::spawn(move || {
+        while !member.has_ended() {
+            if let Some(Ok(record)) = consumer.poll(Duration::from_millis(100)) {
+                member.add(record.partition());
+            }
+        }
+    });
 }
 
 fn interrupts_only_what_moves(broker: &Broker) {
     let address = broker.address().to_string();
     let filling = Arc::new(AtomicBool::new(true));
-    for topic in ["sticky", "eager"] {
+    for topic in TOPICS {
         broker.create_topic(topic, PARTITIONS);
     }
     let fill = {
@@ -78,7 +157,7 @@ fn interrupts_only_what_moves(broker: &Broker) {
         std::thread::spawn(move || {
             while filling.load(Ordering::SeqCst) {
                 for (topic, partition) in
-                    ["sticky", "eager"].into_iter().flat_map(|t| (0..PARTITIONS).map(move |p| (t, p)))
+                    TOPICS.into_iter().flat_map(|topic| (0..PARTITIONS).map(move |p| (topic, p)))
                 {
                     let record = FutureRecord::<(), _>::to(topic).partition(partition).payload("x");
                     drop(producer.send_result(record));
@@ -87,44 +166,22 @@ fn interrupts_only_what_moves(broker: &Broker) {
             }
         })
     };
-    let sticky = measure("sticky", |topic, arrivals, ended| {
-        let mut consumer = Consumer::start(&ConsumerConfig::new(&address, topic, &[topic])).unwrap();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                while !ended.load(Ordering::SeqCst) {
-                    match tokio::time::timeout(Duration::from_millis(100), consumer.next()).await {
-                        Ok(Event::Assigned(assignment)) => {
-                            let starts = vec![StartAt::NewGroup; assignment.partitions.len()];
-                            assignment.start(starts);
-                        }
-                        Ok(Event::Record(record)) => arrivals.add(record.at.partition),
-                        Ok(Event::Revoked(revoked)) => {
-                            assert_eq!(revoked.partitions.len(), 2, "only those that have to move");
-                        }
-                        Ok(Event::Ended(error)) => panic!("{error}"),
-                        Ok(_) | Err(_) => {}
-                    }
-                }
-            });
-        });
-    });
-    let eager = measure("eager", |topic, arrivals, ended| {
-        let mut config = broker.config();
-        config.set("group.id", topic).set("partition.assignment.strategy", "range");
-        let consumer: BaseConsumer = config.set("auto.offset.reset", "earliest").create().unwrap();
-        consumer.subscribe(&[topic]).unwrap();
-        std::thread::spawn(move || {
-            while !ended.load(Ordering::SeqCst) {
-                if let Some(Ok(record)) = consumer.poll(Duration::from_millis(100)) {
-                    arrivals.add(record.partition());
-                }
-            }
-        });
-    });
+    let ours = |protocol| {
+        let address = address.clone();
+        move |topic: &str, member| start_ours(&address, protocol, topic, member)
+    };
+    let (sticky, moved) = measure("sticky", ours(Protocol::Classic));
+    let (by_broker, moved_by_broker) = measure("by-broker", ours(Protocol::Consumer));
+    let (eager, _) = measure("eager", |topic, member| start_eager(broker, topic, member));
     filling.store(false, Ordering::SeqCst);
     fill.join().unwrap();
+    let [sticky_ms, by_broker_ms, eager_ms] = [sticky, by_broker, eager].map(|gap| gap.as_millis());
     println!(
-        "longest gap of a partition that stays while a member joins: {sticky} ms sticky, {eager} ms eager"
+        "longest gap of a partition that stays, while a member joins and another one takes {} ms to let go: {sticky_ms} ms \
+         sticky, {by_broker_ms} ms assigned by the broker, {eager_ms} ms eager",
+        SLOW.as_millis()
     );
+    assert_eq!((moved, moved_by_broker), (1, 1), "only what has to move");
+    assert!(eager >= SLOW, "the slow member was not waited for: this shows nothing");
+    assert!(sticky < SLOW && by_broker < SLOW, "records of partitions that stay waited for the slow member");
 }

@@ -73,7 +73,7 @@ The file:
   user = \"billing\"
   [producer]                       # properties under Kafka's names, for example
   \"transaction.timeout.ms\" = 60000
-  [consumer]
+  [consumer]                       # also \"group.protocol\" = \"consumer\": the broker assigns the partitions (KIP-848)
   \"session.timeout.ms\" = 30000
 
 The value is the command's standard input. What the command says by its exit code, as with `hapax work`:
