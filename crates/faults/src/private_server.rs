@@ -146,7 +146,6 @@ fn reserve(port: u16, process: u32) -> bool {
         write!(file, "{process}")
     };
     match reserved() {
-        Ok(()) => true,
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             // One whose process has ended is free for the next call. It is not taken at once: two processes could.
             let owner = std::fs::read_to_string(&file).unwrap_or_default();
@@ -156,7 +155,7 @@ fn reserve(port: u16, process: u32) -> bool {
             false
         }
         // Without such a folder, for example another user's, ports are not reserved.
-        Err(_) => true,
+        Ok(()) | Err(_) => true,
     }
 }
 
