@@ -2,8 +2,9 @@
 
 use std::io::{ErrorKind, Write as _};
 use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
@@ -138,10 +139,9 @@ fn free_listener() -> TcpListener {
 ///
 /// A lock on the file would end with its process, but takes one of the process's open files for each port.
 fn reserve(port: u16, process: u32) -> bool {
-    let folder = std::env::temp_dir().join("hapax-ports");
-    let file = folder.join(port.to_string());
+    let file = reservation(port);
     let reserved = || {
-        std::fs::create_dir_all(&folder)?;
+        std::fs::create_dir_all(file.parent().expect("it is in a folder"))?;
         let mut file = std::fs::File::options().write(true).create_new(true).open(&file)?;
         write!(file, "{process}")
     };
@@ -154,9 +154,15 @@ fn reserve(port: u16, process: u32) -> bool {
             }
             false
         }
-        // Without such a folder, for example another user's, ports are not reserved.
+        // Without a folder to write to, ports are not reserved.
         Ok(()) | Err(_) => true,
     }
+}
+
+/// The file of a port. Each user has a folder: one could not free what another one has left.
+fn reservation(port: u16) -> PathBuf {
+    let user = std::fs::metadata("/proc/self").map(|process| process.uid()).unwrap_or_default();
+    std::env::temp_dir().join(format!("hapax-ports-{user}")).join(port.to_string())
 }
 
 /// The first port that the system gives to outgoing connections.
@@ -178,8 +184,7 @@ mod tests {
             child.wait()?;
             Ok(child.id())
         });
-        let file = std::env::temp_dir().join("hapax-ports").join(port.to_string());
-        std::fs::write(&file, ended.unwrap().to_string()).unwrap();
+        std::fs::write(reservation(port), ended.unwrap().to_string()).unwrap();
         assert!(!reserve(port, std::process::id()), "its process has ended, and the next call may have it");
         assert!(reserve(port, std::process::id()));
     }

@@ -329,7 +329,7 @@ impl Consumer {
 
     /// The member's identity for a transaction that commits offsets of these partitions; `None` if it is in no generation of
     /// the group, or one of them was revoked, even if the owner was not told yet. Those of a revocation that is still waited
-    /// for may be committed.
+    /// for may be committed. With `group.protocol = consumer` there is never one: see [`refusal::processor`].
     ///
     /// The identity is read first. A partition is taken off the list of the assigned ones, and a revocation ends, before the
     /// group goes on to the generation in which another member gets it. So whatever passes belongs to the identity's
@@ -341,7 +341,7 @@ impl Consumer {
     ) -> Option<GroupMetadata> {
         let identity = self.group_metadata()?;
         // A broker takes offsets without a member from anyone.
-        let is_member = identity.generation >= 0 && !identity.member.is_empty();
+        let is_member = identity.generation > 0 && !identity.member.is_empty() && !self.shared.is_by_broker();
         let may = |at: &TopicPartition| match revocation {
             Some(revocation) if revocation.partitions.contains(at) => revocation.is_waited_for(),
             _ => self.epochs.get(at).is_some_and(|epoch| self.shared.is_assigned(at, *epoch)),

@@ -106,6 +106,23 @@ pub fn consumer(properties: &[(String, String)]) -> Vec<Refusal> {
     refused(properties, remedy)
 }
 
+/// What is refused of the consumer of a processor, whose offsets are committed in the broker's transaction.
+///
+/// A broker compares the member's epoch with that of the offsets, and nothing else. In the classic protocol every partition that moves
+/// ends an epoch (a generation), so offsets of a partition that is another member's by now are refused. With the other protocol
+/// (KIP-848) they need not be: a broker of 4.2 or later leaves the epoch of a member that has let go of one partition and is asked for the next,
+/// and librdkafka 2.12 leaves a partition whose assignment is being decided out of the list that it sends when the coordinator was
+/// away. Where positions are moved in a database from the value that was read (`to_database`), neither matters.
+pub fn processor(properties: &[(String, String)]) -> Vec<Refusal> {
+    let mut refused = consumer(properties);
+    if uses_consumer_protocol(properties) {
+        let remedy = "the broker would take offsets of a partition that another member has by then, and its records would take effect \
+                      twice; leave it out, it is classic (to_database may use it)";
+        refused.push(Refusal::new("group.protocol", "consumer", remedy));
+    }
+    refused
+}
+
 /// What is refused of a transactional producer. A batch may take `batch_ms` from its first record to its commit.
 pub fn producer(properties: &[(String, String)], batch_ms: u64) -> Vec<Refusal> {
     let batch = format!(
@@ -240,6 +257,10 @@ mod tests {
             assert_eq!(refused.len(), 1, "{key}");
             assert!(refused[0].to_string().contains("the broker decides it"), "{}", refused[0]);
         }
+        let refused = processor(&one("group.protocol", "consumer"));
+        assert_eq!(refused.len(), 1);
+        assert!(refused[0].to_string().contains("take effect twice"), "{}", refused[0]);
+        assert_eq!(processor(&one("group.protocol", "classic")), []);
     }
 
     #[test]

@@ -32,8 +32,9 @@ const OWNER_WAIT_MAX: Duration = Duration::from_millis(200);
 const OWNER_WAIT_STEP: Duration = Duration::from_millis(1);
 /// Time for one question to the broker.
 const QUESTION: Duration = Duration::from_secs(10);
-/// Time for the question that wakes the thread that fetches.
-const WAKE: Duration = Duration::from_millis(500);
+/// Time for the question that wakes the thread that fetches. A broker answers it after the fetch that waits for records there, for
+/// half a second by default; librdkafka closes a connection on which a question stays unanswered for too long.
+const WAKE: Duration = Duration::from_secs(3);
 /// How long the broker is given to remove the committed offset of a topic that was deleted: if that came later than the first commit
 /// in the new topic, it would remove that one. An offset that stays for longer reached the broker after the topic was created again.
 const REMOVAL: Duration = Duration::from_secs(10);
@@ -87,6 +88,11 @@ impl Shared {
 
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the broker assigns the partitions.
+    pub fn is_by_broker(&self) -> bool {
+        refusal::uses_consumer_protocol(&self.config.properties)
     }
 
     fn is_stopped(&self) -> bool {
@@ -239,8 +245,9 @@ impl Context {
         if asked.count() == 0 {
             return Ok(HashMap::new());
         }
-        let mut waited = Duration::ZERO;
+        let start = Instant::now();
         loop {
+            let waited = start.elapsed();
             let answer =
                 consumer.committed_offsets(asked.clone(), QUESTION).and_then(|answer| offsets(&answer));
             let is_of_another = |offsets: &HashMap<TopicPartition, CommittedOffset>| {
@@ -257,7 +264,6 @@ impl Context {
                 }
                 Err(_) => std::thread::sleep(POLL),
             }
-            waited += POLL;
         }
     }
 
@@ -401,6 +407,11 @@ impl Poller<'_> {
     /// While all partitions are paused, librdkafka's thread that fetches sleeps for up to a second, and sleeps on when they continue.
     /// A question to the leaders wakes it. During a rebalance librdkafka itself pauses all of them, also those that stay.
     fn wake(&self) {
+        // The poll waits for the response, so it is not asked behind longer fetches.
+        let is_usual = |(name, _): &(String, String)| name != "fetch.wait.max.ms";
+        if !self.shared.config.properties.iter().all(is_usual) {
+            return;
+        }
         let Ok(mut assigned) = self.native.assignment() else { return };
         if assigned.count() > 0 && assigned.set_all_offsets(Offset::End).is_ok() {
             // The response does not matter.

@@ -10,10 +10,11 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{ProcessorConfig, ProcessorError};
-use crate::consumer::{Consumer, ConsumerConfig, Event, Revocation};
+use crate::consumer::{Consumer, ConsumerConfig, ConsumerError, Event, Revocation};
 use crate::machine::{Misuse, State};
 use crate::partition::{GroupMetadata, TopicId, TopicPartition};
 use crate::producer::{Cause, NewRecord, NextOffset, Producer, ProducerConfig, ProducerError};
+use crate::refusal;
 use crate::wire::{Backoff, Cluster};
 
 /// The ids of topics by name, or why a broker does not tell one.
@@ -139,6 +140,10 @@ impl KafkaClient {
         producer: ProducerConfig,
         processor: &ProcessorConfig,
     ) -> Result<Self, ProcessorError> {
+        let refused = refusal::processor(&consumer.properties);
+        if !refused.is_empty() {
+            return Err(ConsumerError::Refused(refused).into());
+        }
         let batch = processor.batch_time_max + processor.handler_timeout;
         if producer.transaction_timeout < batch {
             let remedy = format!(

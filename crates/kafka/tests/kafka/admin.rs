@@ -8,8 +8,7 @@ use hapax_kafka::partition::{GroupMetadata, TopicPartition};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
 use hapax_kafka::wire::{Cluster, Connect};
 
-use crate::broker::{Broker, PATIENCE};
-use crate::members::Protocol;
+use crate::broker::{Broker, PATIENCE, Protocol};
 use crate::{Case, shared};
 
 pub fn cases() -> Vec<Case> {
@@ -28,7 +27,7 @@ fn as_many_members_as_partitions(broker: &Broker, protocol: Protocol) {
     broker.create_topic(topic, 1);
     let address = broker.address().to_string();
     let mut config = ConsumerConfig::new(&address, topic, &[topic]);
-    config.properties = vec![("group.protocol".to_owned(), protocol.name().to_owned())];
+    config.properties = vec![protocol.property()];
     let mut consumer = Consumer::start(&config).unwrap();
     broker.block_on(async {
         let cluster = Cluster::new(Connect::plain([address]));
@@ -38,13 +37,21 @@ fn as_many_members_as_partitions(broker: &Broker, protocol: Protocol) {
             let found = admin::check(&cluster, &wanted).await.unwrap();
             found.warnings.into_iter().find(|warning| warning.key == "members")
         };
-        let assigned = tokio::time::timeout(PATIENCE, consumer.next_control()).await.unwrap();
-        let Event::Assigned(assignment) = assigned else { panic!("{assigned:?}") };
+        let assigned = async {
+            loop {
+                match consumer.next_control().await {
+                    Event::Assigned(assignment) => return assignment,
+                    Event::Problem(problem) => println!("{problem}"),
+                    other => panic!("{other:?}"),
+                }
+            }
+        };
+        let assignment = tokio::time::timeout(PATIENCE, assigned).await.unwrap();
         assignment.start(vec![StartAt::NewGroup]);
         let warning = warned().await.expect("one member has the only partition");
         assert_eq!(warning.value, "1", "{protocol:?}");
         consumer.close().await;
-        assert_eq!(warned().await, None, "{protocol:?}: nobody is there");
+        assert_eq!(warned().await, None, "{protocol:?}: there is no member");
     });
 }
 

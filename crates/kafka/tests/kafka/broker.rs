@@ -12,6 +12,28 @@ use rdkafka::config::ClientConfig;
 /// Time for anything that a test waits for.
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
+/// Who assigns the partitions of a group: one of its members, or the broker (KIP-848).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    Classic,
+    Consumer,
+}
+
+impl Protocol {
+    /// The value of `group.protocol`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Classic => "classic",
+            Self::Consumer => "consumer",
+        }
+    }
+
+    /// The property of a consumer.
+    pub fn property(self) -> (String, String) {
+        ("group.protocol".to_owned(), self.name().to_owned())
+    }
+}
+
 pub struct Broker {
     server: KafkaServer,
     /// The other nodes of its cluster.

@@ -13,7 +13,6 @@ use hapax_kafka::consumer::{ConsumerConfig, Record};
 use hapax_kafka::processor::{Failure, Handler, KafkaClient, Processor, ProcessorConfig, ProcessorError};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig, ProducerError};
 use hapax_kafka::wire::Connect;
-use libtest_mimic::Completion;
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -22,34 +21,17 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use crate::broker::{Broker, Isolation, PATIENCE};
 use crate::producer::committed_offsets;
-use crate::{Case, alone, long, shared};
+use crate::{Case, alone, shared};
 
 pub fn cases() -> Vec<Case> {
     vec![
-        alone("members_join_leave_and_die_and_each_output_is_there_once", |broker| {
-            join_leave_and_die(broker, "members", Protocol::Classic);
-        }),
-        alone(
-            "members_of_the_consumer_protocol_join_leave_and_die_and_each_output_is_there_once",
-            |broker| {
-                join_leave_and_die(broker, "members-848", Protocol::Consumer);
-            },
-        ),
-        alone("a_crash_of_the_broker_repeats_nothing", |broker| {
-            the_broker_crashes(broker, "crashed", Protocol::Classic);
-        }),
-        long("a_crash_of_the_broker_under_the_consumer_protocol_repeats_nothing", || {
-            the_broker_crashes(&Broker::start(), "crashed-848", Protocol::Consumer);
-            Completion::Completed
-        }),
+        alone("members_join_leave_and_die_and_each_output_is_there_once", join_leave_and_die),
+        alone("a_crash_of_the_broker_repeats_nothing", the_broker_crashes),
         shared("a_woken_zombie_is_fenced_and_names_both_identities", |broker| {
-            a_woken_zombie_is_fenced(broker, "zombie", Transactions::InTurn, Protocol::Classic);
-        }),
-        shared("a_woken_zombie_of_the_consumer_protocol_is_fenced", |broker| {
-            a_woken_zombie_is_fenced(broker, "zombie-848", Transactions::InTurn, Protocol::Consumer);
+            a_woken_zombie_is_fenced(broker, "zombie", Transactions::InTurn);
         }),
         shared("a_woken_zombie_with_overlapping_transactions_is_fenced", |broker| {
-            a_woken_zombie_is_fenced(broker, "zombie-overlap", Transactions::Overlap, Protocol::Classic);
+            a_woken_zombie_is_fenced(broker, "zombie-overlap", Transactions::Overlap);
         }),
         shared("a_death_after_an_unanswered_commit_repeats_nothing", |broker| {
             death_after_an_unanswered_commit(broker, "unanswered-death", Transactions::InTurn);
@@ -75,34 +57,16 @@ pub enum Transactions {
     Overlap,
 }
 
-/// Who assigns the partitions of a group: one of its members, or the broker (KIP-848).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
-    Classic,
-    Consumer,
-}
-
-impl Protocol {
-    /// The value of `group.protocol`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Classic => "classic",
-            Self::Consumer => "consumer",
-        }
-    }
-}
-
 pub fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
 /// Processes until its standard input ends; then it leaves the group. Its environment has the broker's address, the topic, the
-/// transactional id, how long it takes for a record, whether transactions overlap, the time of a transaction, and the group's
-/// protocol.
+/// transactional id, how long it takes for a record, whether transactions overlap, and the time of a transaction.
 pub fn run_child() {
     let settings = std::env::var(CHILD).unwrap();
     let settings: Vec<&str> = settings.split(' ').collect();
-    let [address, topic, id, ms, overlap, seconds, protocol] = settings[..] else { panic!("{settings:?}") };
+    let [address, topic, id, ms, overlap, seconds] = settings[..] else { panic!("{settings:?}") };
     let pause = Duration::from_millis(ms.parse().unwrap());
     let transaction = Duration::from_secs(seconds.parse().unwrap());
     let config = ProcessorConfig { overlap: overlap.parse().unwrap(), ..config() };
@@ -116,7 +80,7 @@ pub fn run_child() {
         loop {
             let copier = Copier::new(topic, pause);
             let mut ended = ended.clone();
-            let client = match client(address, topic, id, &config, transaction, protocol).await {
+            let client = match client(address, topic, id, &config, transaction).await {
                 Ok(client) => client,
                 Err(error) => {
                     eprintln!("not started: {error}");
@@ -153,7 +117,6 @@ async fn client(
     id: &str,
     config: &ProcessorConfig,
     transaction: Duration,
-    protocol: &str,
 ) -> Result<KafkaClient, ProcessorError> {
     let mut producer = ProducerConfig::new(Connect::plain(address.split(',')), id);
     (producer.delivery_timeout, producer.transaction_timeout) = (PATIENCE, transaction);
@@ -162,8 +125,7 @@ async fn client(
     producer.buffer_bytes_max = 100;
     let mut consumer = ConsumerConfig::new(address, &format!("{topic}-group"), &[topic]);
     consumer.session_timeout = SESSION;
-    let properties = [("topic.metadata.refresh.interval.ms", "500"), ("group.protocol", protocol)];
-    consumer.properties = properties.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    consumer.properties = vec![("topic.metadata.refresh.interval.ms".to_owned(), "500".to_owned())];
     KafkaClient::connect(&consumer, producer, config).await
 }
 
@@ -191,10 +153,10 @@ impl Handler for Copier {
 }
 
 pub fn start(address: &str, topic: &str, id: &str, ms: u64, transactions: Transactions) -> Process {
-    start_with(address, topic, id, ms, transactions, TRANSACTION, Protocol::Classic)
+    start_with(address, topic, id, ms, transactions, TRANSACTION)
 }
 
-/// The same with another time for a transaction, and another protocol.
+/// The same with another time for a transaction.
 fn start_with(
     address: &str,
     topic: &str,
@@ -202,12 +164,10 @@ fn start_with(
     ms: u64,
     transactions: Transactions,
     transaction: Duration,
-    protocol: Protocol,
 ) -> Process {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let (overlap, seconds) = (transactions == Transactions::Overlap, transaction.as_secs());
-    let settings = format!("{address} {topic} {id} {ms} {overlap} {seconds} {}", protocol.name());
-    Process::start(command.env(CHILD, settings)).unwrap()
+    Process::start(command.env(CHILD, format!("{address} {topic} {id} {ms} {overlap} {seconds}"))).unwrap()
 }
 
 /// Every other member of a group has overlapping transactions.
@@ -305,15 +265,12 @@ impl<'b> Reader<'b> {
     }
 }
 
-fn join_leave_and_die(broker: &Broker, topic: &str, protocol: Protocol) {
-    let (partitions, count) = (6, 2_400);
+fn join_leave_and_die(broker: &Broker) {
+    let (topic, partitions, count) = ("members", 6, 2_400);
     fill(broker, topic, partitions, count);
     let mut reader = Reader::new(broker, topic, partitions);
     let address = broker.address().to_string();
-    let member = |number: usize| {
-        let id = format!("{topic}-{number}");
-        start_with(&address, topic, &id, 10, kind_of(number), TRANSACTION, protocol)
-    };
+    let member = |number: usize| start(&address, topic, &format!("{topic}-{number}"), 10, kind_of(number));
     // Alone, then two, then three.
     let mut zero = member(0);
     reader.read_until(100, &[&zero]);
@@ -347,14 +304,14 @@ fn join_leave_and_die(broker: &Broker, topic: &str, protocol: Protocol) {
 
 /// The coordinators go and come, by a crash and in order, while transactions are open. The members are stopped meanwhile, so they send no
 /// end of a transaction; nothing is timed out.
-fn the_broker_crashes(broker: &Broker, topic: &str, protocol: Protocol) {
-    let (partitions, count) = (6, 2_000);
+fn the_broker_crashes(broker: &Broker) {
+    let (topic, partitions, count) = ("crashed", 6, 2_000);
     fill(broker, topic, partitions, count);
     let mut reader = Reader::new(broker, topic, partitions);
     let address = broker.address().to_string();
     let mut members = [0, 1, 2].map(|number| {
         let id = format!("{topic}-{number}");
-        start_with(&address, topic, &id, 10, kind_of(number), PATIENCE * 2, protocol)
+        start_with(&address, topic, &id, 10, kind_of(number), PATIENCE * 2)
     });
     for (step, signal) in ["KILL", "TERM", "KILL"].into_iter().enumerate() {
         reader.read_until(300 + 400 * step, &members.each_ref());
@@ -378,16 +335,15 @@ fn the_broker_crashes(broker: &Broker, topic: &str, protocol: Protocol) {
 }
 
 /// A process is stopped while its transaction is open, and woken after another one with its id has worked on.
-fn a_woken_zombie_is_fenced(broker: &Broker, topic: &str, transactions: Transactions, protocol: Protocol) {
+fn a_woken_zombie_is_fenced(broker: &Broker, topic: &str, transactions: Transactions) {
     let (partitions, count) = (2, 1_200);
     fill(broker, topic, partitions, count);
     let mut reader = Reader::new(broker, topic, partitions);
     let address = broker.address().to_string();
-    let start = || start_with(&address, topic, topic, 10, transactions, TRANSACTION, protocol);
-    let mut zombie = start();
+    let mut zombie = start(&address, topic, topic, 10, transactions);
     reader.read_until(60, &[&zombie]);
     zombie.pause();
-    let mut successor = start();
+    let mut successor = start(&address, topic, topic, 10, transactions);
     reader.read_until(200, &[&successor]);
     zombie.resume();
     let status = zombie.wait();

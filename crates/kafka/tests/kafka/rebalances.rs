@@ -18,47 +18,21 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::broker::{Broker, Isolation, PATIENCE};
-use crate::members::Protocol;
 use crate::producer::committed_offsets;
 use crate::{Case, shared};
 
 pub fn cases() -> Vec<Case> {
     vec![
-        shared("a_revoked_batch_is_committed_in_time", |broker| committed_in_time(broker, Protocol::Classic)),
-        shared("a_revoked_batch_that_is_not_written_in_time_is_aborted", |broker| {
-            aborted_in_time(broker, Protocol::Classic);
-        }),
-        shared("a_batch_without_revoked_records_continues", |broker| continues(broker, Protocol::Classic)),
-        shared("a_commit_without_an_answer_is_settled_after_its_partition_moved", |broker| {
-            settled_after_the_move(broker, Protocol::Classic);
-        }),
+        shared("a_revoked_batch_is_committed_in_time", committed_in_time),
+        shared("a_revoked_batch_that_is_not_written_in_time_is_aborted", aborted_in_time),
+        shared("a_batch_without_revoked_records_continues", continues),
+        shared("a_commit_without_an_answer_is_settled_after_its_partition_moved", settled_after_the_move),
         shared("a_handler_that_outlasts_the_revocation_commits_nothing", |broker| {
-            outlasts(broker, Protocol::Classic, "outlasts", Duration::from_millis(50));
+            outlasts(broker, "rebalance-outlasts", Duration::from_millis(50));
         }),
         // The revocation is then what ends the batch.
         shared("a_revocation_that_is_not_waited_for_commits_nothing", |broker| {
-            outlasts(broker, Protocol::Classic, "late", Duration::from_mins(10));
-        }),
-        shared("consumer_protocol_a_revoked_batch_is_committed_in_time", |broker| {
-            committed_in_time(broker, Protocol::Consumer);
-        }),
-        shared("consumer_protocol_a_revoked_batch_that_is_not_written_in_time_is_aborted", |broker| {
-            aborted_in_time(broker, Protocol::Consumer);
-        }),
-        shared("consumer_protocol_a_batch_without_revoked_records_continues", |broker| {
-            continues(broker, Protocol::Consumer);
-        }),
-        shared(
-            "consumer_protocol_a_commit_without_an_answer_is_settled_after_its_partition_moved",
-            |broker| {
-                settled_after_the_move(broker, Protocol::Consumer);
-            },
-        ),
-        shared("consumer_protocol_a_handler_that_outlasts_the_revocation_commits_nothing", |broker| {
-            outlasts(broker, Protocol::Consumer, "outlasts", Duration::from_millis(50));
-        }),
-        shared("consumer_protocol_a_revocation_that_is_not_waited_for_commits_nothing", |broker| {
-            outlasts(broker, Protocol::Consumer, "late", Duration::from_mins(10));
+            outlasts(broker, "rebalance-late", Duration::from_mins(10));
         }),
     ]
 }
@@ -69,20 +43,16 @@ const WRITTEN: Duration = Duration::from_secs(8);
 /// The topics of a case, and the ids of its members.
 #[derive(Clone)]
 struct Names {
-    protocol: Protocol,
-    /// Also the group.
-    case: String,
+    case: &'static str,
     stays: String,
     moves: String,
     output: String,
 }
 
 impl Names {
-    fn create(broker: &Broker, protocol: Protocol, case: &str) -> Self {
-        let case = format!("rebalance-{}-{case}", protocol.name());
+    fn create(broker: &Broker, case: &'static str) -> Self {
         let topic = |part: &str| format!("{case}-{part}");
-        let (stays, moves, output) = (topic("stays"), topic("moves"), topic("out"));
-        let names = Self { protocol, case, stays, moves, output };
+        let names = Self { case, stays: topic("stays"), moves: topic("moves"), output: topic("out") };
         for topic in [&names.stays, &names.moves, &names.output] {
             broker.create_topic(topic, 1);
         }
@@ -148,8 +118,7 @@ impl Member {
         (producer.delivery_timeout, producer.transaction_timeout) = (PATIENCE, Duration::from_mins(9));
         producer.connect.request_timeout = PATIENCE;
         producer.batch_bytes_min = settings.batch_bytes_min;
-        let mut consumer = ConsumerConfig::new(&settings.address, &names.case, topics);
-        consumer.properties = vec![("group.protocol".to_owned(), names.protocol.name().to_owned())];
+        let mut consumer = ConsumerConfig::new(&settings.address, names.case, topics);
         consumer.revoke_wait = settings.revoke_wait;
         let config = ProcessorConfig {
             batch_time_max: settings.batch_time_max,
@@ -206,12 +175,12 @@ async fn wait_for(broker: &Broker, names: &Names, values: &[&str]) {
 }
 
 fn committed(broker: &Broker, names: &Names, topic: &str) -> Option<i64> {
-    committed_offsets(broker, &names.case, topic, 1)[0]
+    committed_offsets(broker, names.case, topic, 1)[0]
 }
 
 /// The partition that moves is committed before it moves, and its new owner begins behind that.
-fn committed_in_time(broker: &Broker, protocol: Protocol) {
-    let names = Names::create(broker, protocol, "commits");
+fn committed_in_time(broker: &Broker) {
+    let names = Names::create(broker, "rebalance-commits");
     broker.block_on(async {
         let own = || Settings::new(broker.address().to_string());
         let first = Member::start(&names, 1, &[&names.stays, &names.moves], own()).await;
@@ -234,8 +203,8 @@ fn committed_in_time(broker: &Broker, protocol: Protocol) {
 }
 
 /// Its records are not written within the bound: the batch is aborted, and the new owner has them.
-fn aborted_in_time(broker: &Broker, protocol: Protocol) {
-    let names = Names::create(broker, protocol, "aborts");
+fn aborted_in_time(broker: &Broker) {
+    let names = Names::create(broker, "rebalance-aborts");
     broker.block_on(async {
         let own = || Settings::new(broker.address().to_string());
         let hurried = Settings {
@@ -246,10 +215,7 @@ fn aborted_in_time(broker: &Broker, protocol: Protocol) {
             ..Settings::new(broker.proxied().to_string())
         };
         let first = Member::start(&names, 1, &[&names.stays, &names.moves], hurried).await;
-        let held = broker
-            .proxy()
-            .inject(Match::request(format!("Produce {}-1", names.case).as_str()), Action::Drop)
-            .times(1);
+        let held = broker.proxy().inject(Match::request("Produce rebalance-aborts-1"), Action::Drop).times(1);
         send(broker, &names.stays, &["s1"]).await;
         send(broker, &names.moves, &["m1", "wait"]).await;
         first.waits().await;
@@ -271,8 +237,8 @@ fn aborted_in_time(broker: &Broker, protocol: Protocol) {
 
 /// The batch holds none of the partition that moves: it is neither committed nor aborted, and is committed by a member of a
 /// later generation than the one in which its records were read.
-fn continues(broker: &Broker, protocol: Protocol) {
-    let names = Names::create(broker, protocol, "continues");
+fn continues(broker: &Broker) {
+    let names = Names::create(broker, "rebalance-continues");
     broker.block_on(async {
         let address = broker.address().to_string();
         let own = || Settings { batch_bytes_min: NOT_AHEAD, ..Settings::new(address.clone()) };
@@ -285,7 +251,7 @@ fn continues(broker: &Broker, protocol: Protocol) {
         let second = Member::start(&names, 2, &[&names.moves], brief).await;
         // When the second member has it, this is the second one's.
         tokio::time::timeout(PATIENCE, async {
-            while members_of(broker, &names).await < 2 {
+            while members_of(broker, names.case).await < 2 {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         })
@@ -302,39 +268,27 @@ fn continues(broker: &Broker, protocol: Protocol) {
 }
 
 /// Members of a group that have partitions.
-async fn members_of(broker: &Broker, names: &Names) -> usize {
-    use kafka_protocol::messages::{ConsumerGroupDescribeRequest, DescribeGroupsRequest};
+async fn members_of(broker: &Broker, group: &str) -> usize {
+    use kafka_protocol::messages::DescribeGroupsRequest;
     use kafka_protocol::protocol::StrBytes;
     let cluster = hapax_kafka::wire::Cluster::new(Connect::plain([broker.address().to_string()]));
-    let groups = vec![StrBytes::from_string(names.case.clone()).into()];
-    match names.protocol {
-        Protocol::Classic => {
-            let request = DescribeGroupsRequest::default().with_groups(groups);
-            let (answer, _) = cluster.call_any(&request, 5).await.unwrap();
-            let members = answer.groups.iter().flat_map(|group| &group.members);
-            // Version, and the count of topics that are assigned.
-            let has_any = |assignment: &[u8]| assignment.get(2..6).is_some_and(|count| count != [0; 4]);
-            members.filter(|member| has_any(&member.member_assignment)).count()
-        }
-        Protocol::Consumer => {
-            let request = ConsumerGroupDescribeRequest::default().with_group_ids(groups);
-            let (answer, _) = cluster.call_any(&request, 0).await.unwrap();
-            let members = answer.groups.iter().flat_map(|group| &group.members);
-            members.filter(|member| !member.assignment.topic_partitions.is_empty()).count()
-        }
-    }
+    let request =
+        DescribeGroupsRequest::default().with_groups(vec![StrBytes::from_string(group.to_owned()).into()]);
+    let (answer, _) = cluster.call_any(&request, 5).await.unwrap();
+    let members = answer.groups.iter().flat_map(|group| &group.members);
+    // Version, and the count of topics that are assigned.
+    members.filter(|member| member.member_assignment.get(2..6).is_some_and(|count| count != [0; 4])).count()
 }
 
 /// The answer to the commit does not come within the bound. The partition moves on; its new owner waits until the commit is
 /// settled, and begins behind it.
-fn settled_after_the_move(broker: &Broker, protocol: Protocol) {
-    let names = Names::create(broker, protocol, "unanswered");
+fn settled_after_the_move(broker: &Broker) {
+    let names = Names::create(broker, "rebalance-unanswered");
     broker.block_on(async {
         let own = || Settings::new(broker.address().to_string());
         let hurried = Settings { revoke_timeout: WRITTEN, ..Settings::new(broker.proxied().to_string()) };
         let first = Member::start(&names, 1, &[&names.stays, &names.moves], hurried).await;
-        let held =
-            broker.proxy().inject(Match::request(format!("EndTxn {}-1", names.case).as_str()), Action::Hold);
+        let held = broker.proxy().inject(Match::request("EndTxn rebalance-unanswered-1"), Action::Hold);
         send(broker, &names.stays, &["s1"]).await;
         send(broker, &names.moves, &["m1", "wait"]).await;
         first.waits().await;
@@ -342,7 +296,7 @@ fn settled_after_the_move(broker: &Broker, protocol: Protocol) {
         let brief = Settings { batch_time_max: Duration::from_millis(50), ..own() };
         let second = Member::start(&names, 2, &[&names.moves], brief).await;
         let start = Instant::now();
-        while members_of(broker, &names).await < 2 {
+        while members_of(broker, names.case).await < 2 {
             assert!(start.elapsed() < PATIENCE, "the partition does not move");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -362,8 +316,8 @@ fn settled_after_the_move(broker: &Broker, protocol: Protocol) {
 
 /// The group does not wait longer for a handler than it has said. When the handler is done, the partition is another member's,
 /// and this member is one of the new generation: its offsets would be taken by the broker.
-fn outlasts(broker: &Broker, protocol: Protocol, case: &str, batch_time_max: Duration) {
-    let names = Names::create(broker, protocol, case);
+fn outlasts(broker: &Broker, case: &'static str, batch_time_max: Duration) {
+    let names = Names::create(broker, case);
     broker.block_on(async {
         let own = || Settings::new(broker.address().to_string());
         let revoke_wait = Duration::from_millis(300);

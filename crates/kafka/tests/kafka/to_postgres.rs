@@ -14,19 +14,27 @@ use rdkafka::message::Message as _;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use sqlx::Connection as _;
 
-use crate::broker::{Broker, PATIENCE};
+use crate::broker::{Broker, PATIENCE, Protocol};
 use crate::{Case, alone};
 
 /// Selects what a child process does.
 const CHILD: &str = "HAPAX_TEST_KAFKA_CHILD";
-const TOPIC: &str = "to-postgres";
+/// Has the topic of a child process, which is also the name of its group.
+const TOPIC: &str = "HAPAX_TEST_TOPIC";
 const PARTITIONS: i32 = 3;
 const SESSION: Duration = Duration::from_secs(4);
 /// After this many writes the naive consumer stops before its commit, where it is killed.
 const NAIVE_STOP: usize = 25;
 
 pub fn cases() -> Vec<Case> {
-    vec![alone("one_row_for_each_record_under_kills_and_pauses", one_row_for_each_record)]
+    vec![
+        alone("one_row_for_each_record_under_kills_and_pauses", |broker| {
+            one_row_for_each_record(broker, Protocol::Classic);
+        }),
+        alone("one_row_for_each_record_if_the_broker_assigns_the_partitions", |broker| {
+            one_row_for_each_record(broker, Protocol::Consumer);
+        }),
+    ]
 }
 
 /// Runs as a child process, if this is one.
@@ -37,21 +45,23 @@ pub fn child() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         match kind.as_str() {
-            "once" => once(&broker, &database).await,
-            naive => read_naively(&broker, &database, naive == "naive-stops").await,
+            "once" => once(&broker, &database, &given(TOPIC), Protocol::Classic).await,
+            "once-by-broker" => once(&broker, &database, &given(TOPIC), Protocol::Consumer).await,
+            naive => read_naively(&broker, &database, &given(TOPIC), naive == "naive-stops").await,
         }
     });
     std::process::exit(0);
 }
 
-async fn once(broker: &str, database: &str) {
+async fn once(broker: &str, database: &str, topic: &str, protocol: Protocol) {
     loop {
         let store = PostgresStore::open(database, Options::default()).await.unwrap();
         // What a stopped process has begun ends soon.
         let options = InboxOptions { idle_max: Duration::from_secs(2), ..InboxOptions::default() };
         let inbox = PostgresInbox::with_options(&store, options).unwrap();
-        let consumer =
-            ConsumerConfig { session_timeout: SESSION, ..ConsumerConfig::new(broker, "once", &[TOPIC]) };
+        let mut consumer = ConsumerConfig::new(broker, topic, &[topic]);
+        consumer.session_timeout = SESSION;
+        consumer.properties = vec![protocol.property()];
         let run = ToDatabase::new(Connect::plain([broker]), consumer, &inbox, |record, db| {
             Box::pin(async move {
                 let insert = "INSERT INTO once (value, record_offset, partition)
@@ -68,16 +78,16 @@ async fn once(broker: &str, database: &str) {
     }
 }
 
-async fn read_naively(broker: &str, database: &str, stops: bool) {
+async fn read_naively(broker: &str, database: &str, topic: &str, stops: bool) {
     let consumer: BaseConsumer = rdkafka::ClientConfig::new()
         .set("bootstrap.servers", broker)
-        .set("group.id", "naive")
+        .set("group.id", format!("{topic}-naive"))
         .set("session.timeout.ms", SESSION.as_millis().to_string())
         .set("auto.offset.reset", "earliest")
         .set("enable.auto.commit", "false")
         .create()
         .unwrap();
-    consumer.subscribe(&[TOPIC]).unwrap();
+    consumer.subscribe(&[topic]).unwrap();
     let mut db = sqlx::PgConnection::connect(database).await.unwrap();
     let mut written = 0;
     loop {
@@ -97,6 +107,7 @@ async fn read_naively(broker: &str, database: &str, stops: bool) {
 }
 
 struct Scene<'a> {
+    topic: String,
     broker: &'a Broker,
     database: PostgresServer,
     producer: FutureProducer,
@@ -106,7 +117,10 @@ struct Scene<'a> {
 impl Scene<'_> {
     fn start(&self, kind: &str) -> Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.env(CHILD, kind).env("HAPAX_TEST_BROKER", self.broker.address().to_string());
+        command
+            .env(CHILD, kind)
+            .env(TOPIC, &self.topic)
+            .env("HAPAX_TEST_BROKER", self.broker.address().to_string());
         Process::start(command.env("HAPAX_TEST_DATABASE", self.database.url("postgres"))).unwrap()
     }
 
@@ -114,7 +128,7 @@ impl Scene<'_> {
         for number in self.produced..self.produced + count {
             let partition = i32::try_from(number).unwrap() % PARTITIONS;
             let value = number.to_string();
-            let record = FutureRecord::<(), _>::to(TOPIC).partition(partition).payload(&value);
+            let record = FutureRecord::<(), _>::to(&self.topic).partition(partition).payload(&value);
             self.broker.block_on(self.producer.send(record, PATIENCE)).unwrap();
         }
         self.produced += count;
@@ -133,8 +147,9 @@ impl Scene<'_> {
     }
 }
 
-fn one_row_for_each_record(broker: &Broker) {
-    broker.create_topic(TOPIC, PARTITIONS);
+fn one_row_for_each_record(broker: &Broker, protocol: Protocol) {
+    let topic = format!("to-postgres-{}", protocol.name());
+    broker.create_topic(&topic, PARTITIONS);
     let database = PostgresServer::start_in_memory().unwrap();
     let tables = "CREATE TABLE once (id bigserial, value text, record_offset bigint, partition int);
                   CREATE TABLE naive (value text)";
@@ -142,17 +157,18 @@ fn one_row_for_each_record(broker: &Broker) {
     let (url, options) = (database.url("postgres"), Options::default());
     broker.block_on(hapax_postgres::migrate(&url, &options, false)).unwrap();
     let producer = broker.config().create().unwrap();
-    let mut scene = Scene { broker, database, producer, produced: 0 };
+    let mut scene = Scene { topic, broker, database, producer, produced: 0 };
     scene.produce(300);
 
+    let once = if protocol == Protocol::Consumer { "once-by-broker" } else { "once" };
     let (mut first, mut second, mut naive) =
-        (scene.start("once"), scene.start("once"), scene.start("naive-stops"));
+        (scene.start(once), scene.start(once), scene.start("naive-stops"));
     // Killed in the middle.
     scene.wait("*) FROM once", 40);
     first.kill();
     naive.wait_for_line("before the commit");
     naive.kill();
-    let _third = scene.start("once");
+    let _third = scene.start(once);
     let _naive = scene.start("naive");
     // Stopped until others have done its part, then woken: it finds that the position has moved.
     scene.wait("*) FROM once", 100);

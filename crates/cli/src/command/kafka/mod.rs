@@ -73,7 +73,7 @@ The file:
   user = \"billing\"
   [producer]                       # properties under Kafka's names, for example
   \"transaction.timeout.ms\" = 60000
-  [consumer]                       # also \"group.protocol\" = \"consumer\": the broker assigns the partitions (KIP-848)
+  [consumer]
   \"session.timeout.ms\" = 30000
 
 The value is the command's standard input. What the command says by its exit code, as with `hapax work`:
@@ -180,7 +180,7 @@ pub async fn run(args: KafkaArgs) -> anyhow::Result<()> {
 async fn check(cluster: &Cluster, file: &KafkaFile, out: Output) -> anyhow::Result<()> {
     let producer = file.producer_properties();
     let mut refused = refusal::producer(&producer, file.batch_bound().as_millis() as u64);
-    refused.extend(refusal::consumer(&properties(&file.consumer)));
+    refused.extend(refusal::processor(&properties(&file.consumer)));
     let value = |name: &str| producer.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
     let wanted = Wanted {
         transactional_id: value("transactional.id"),

@@ -171,7 +171,7 @@ fn slots(file: KafkaFile, brokers: &[String], flags: &RunFlags) -> anyhow::Resul
     let mut refused = refusal::producer(&producer, file.batch_bound().as_millis() as u64);
     refused.extend(unknown_properties(&producer));
     let own = properties(&file.consumer);
-    refused.extend(refusal::consumer(&own));
+    refused.extend(refusal::processor(&own));
     if !refused.is_empty() {
         bail!("{}", refusal::lines(&refused));
     }
