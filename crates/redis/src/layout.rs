@@ -36,22 +36,22 @@ async fn other_layout(runner: &Runner, node: &Node, shards: &[Shard]) -> Result<
     let mut answers = Vec::with_capacity(2 * shards.len());
     for answer in ask_all(node, &asked).await? {
         answers.push(match answer {
-            // The shard has just moved to another node.
-            Err(error) if ["MOVED", "ASK", "CLUSTERDOWN"].contains(&error.code().unwrap_or_default()) => {
-                Value::Nil
-            }
+            // The shard has moved to another node, or is on its way there, key by key.
+            Err(error) if ["MOVED", "ASK", "CLUSTERDOWN"].contains(&error.code().unwrap_or_default()) => None,
             answer => {
-                answer.map_err(|error| StoreError::Unavailable(format!("{}: {error}", node.address)))?
+                Some(answer.map_err(|error| StoreError::Unavailable(format!("{}: {error}", node.address)))?)
             }
         });
     }
     for pair in answers.chunks_exact(2) {
-        let number: Option<String> = from_redis_value(pair[0].clone()).unwrap_or_default();
+        // A number that is elsewhere by now is not missing.
+        let Some(number) = &pair[0] else { continue };
+        let number: Option<String> = from_redis_value(number.clone()).unwrap_or_default();
         match number {
             Some(number) if number == LAYOUT.to_string() => {}
             Some(number) => return Ok(Some(format!("layout {number}"))),
             // Entries of the ledger have always had this form.
-            None if pair[1] == Value::Int(1) => {
+            None if pair[1] == Some(Value::Int(1)) => {
                 return Ok(Some("queues of a layout without a number".to_owned()));
             }
             None => {}

@@ -2,9 +2,10 @@
 
 mod common;
 
+use common::slots::Move;
 use common::{ask, granted, options, url};
 use hapax_core::{Fence, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _};
-use hapax_faults::RedisServer;
+use hapax_faults::{RedisCluster, RedisServer};
 use hapax_redis::{Durability, Options, RedisStore};
 
 fn main() -> std::process::ExitCode {
@@ -14,6 +15,7 @@ fn main() -> std::process::ExitCode {
         a_ledger_without_a_layout_is_not,
         every_first_write_says_its_layout,
         each_node_of_a_cluster_is_asked,
+        a_shard_that_is_on_its_way_is_not_refused,
     ])
 }
 
@@ -105,4 +107,21 @@ async fn each_node_of_a_cluster_is_asked() {
         assert!(said.contains(&node.address()), "{said}");
         node.cli(&["HSET", &meta, "layout", "1"]).unwrap();
     }
+}
+
+/// The number of the layout has moved, the list of queues has not.
+async fn a_shard_that_is_on_its_way_is_not_refused() {
+    let cluster = RedisCluster::start(&["min-replicas-to-write 1"]).unwrap();
+    let options = Options { durability: Durability::Replicated, ..options() };
+    with_a_queue(&cluster.url(), &options).await;
+    // Shards of the ledger have such a key, too; the queue's has a list of queues.
+    let moved = Move::begin(&cluster, &format!("{}:*:queues", options.prefix));
+    let (metas, others): (Vec<String>, Vec<String>) =
+        moved.keys().into_iter().partition(|key| key.ends_with(":meta"));
+    assert!(metas.len() == 1 && !others.is_empty(), "{metas:?}, {others:?}");
+    moved.migrate(&metas);
+    assert_eq!(refused(&cluster.url(), &options).await, None, "on its way");
+    moved.migrate_all();
+    moved.end();
+    assert_eq!(refused(&cluster.url(), &options).await, None, "it has moved");
 }
