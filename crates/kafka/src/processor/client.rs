@@ -73,7 +73,7 @@ pub trait Client: Send {
         &mut self,
         group: &str,
         partitions: &[TopicPartition],
-    ) -> impl Future<Output = Result<BTreeMap<TopicPartition, i64>, ProducerError>> + Send;
+    ) -> impl Future<Output = Result<BTreeMap<TopicPartition, NextOffset>, ProducerError>> + Send;
     /// Leaves the group, within a bounded time.
     fn close(&mut self) -> impl Future<Output = ()> + Send;
 }
@@ -310,7 +310,7 @@ impl Client for KafkaClient {
         &mut self,
         group: &str,
         partitions: &[TopicPartition],
-    ) -> Result<BTreeMap<TopicPartition, i64>, ProducerError> {
+    ) -> Result<BTreeMap<TopicPartition, NextOffset>, ProducerError> {
         if let Some(mut unknown) = self.take(|producer| producer.state() == State::Unknown) {
             unknown.recover().await?;
             lock(&self.others).push(unknown);

@@ -491,8 +491,11 @@ impl<C: Client, H: Handler> Processor<C, H> {
         let partitions = unknown.map(|it| it.batch.partitions()).unwrap_or_default();
         let committed = self.client.settle(&group, &partitions).await?;
         for (at, first) in self.take_back(true) {
-            let offset = committed.get(&at).copied().unwrap_or(first);
-            self.client.seek(&at, offset);
+            let own = self.topics.get(&at);
+            // The offset of an earlier topic with the same name says nothing about this one.
+            let is_own = |next: &&NextOffset| next.topic_id.is_none_or(|id| own.is_none_or(|own| *own == id));
+            let next = committed.get(&at).filter(is_own);
+            self.client.seek(&at, next.map_or(first, |next| next.offset));
         }
         self.totals.settled += 1;
         self.counts.settled.add();

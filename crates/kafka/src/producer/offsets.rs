@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::error::{Meaning, meaning};
 use super::transaction::{call_coordinator, may_retry};
-use super::{Cause, Producer, ProducerError};
+use super::{Cause, NextOffset, Producer, ProducerError};
 use crate::partition::{TopicId, TopicPartition};
 use crate::wire::{Backoff, Cluster, CoordinatorKind, WireError, text};
 
@@ -24,13 +24,13 @@ const FETCH_VERSION: i16 = 7;
 const FETCH: &str = "reading the committed offsets";
 
 impl Producer {
-    /// The committed offsets of a group, of the partitions that have one. Offsets of a transaction that is being ended are
-    /// waited for.
+    /// The committed offsets of a group, of the partitions that have one, with the topics that they were committed for, if that is
+    /// known. Offsets of a transaction that is being ended are waited for.
     pub async fn committed(
         &self,
         group: &str,
         partitions: &[TopicPartition],
-    ) -> Result<BTreeMap<TopicPartition, i64>, ProducerError> {
+    ) -> Result<BTreeMap<TopicPartition, NextOffset>, ProducerError> {
         let mut topics: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
         for at in partitions {
             topics.entry(&at.topic).or_default().push(at.partition);
@@ -100,7 +100,7 @@ impl Producer {
 }
 
 /// The offsets, if there is no error in any partition.
-fn read_offsets(response: &OffsetFetchResponse) -> Result<BTreeMap<TopicPartition, i64>, Cause> {
+fn read_offsets(response: &OffsetFetchResponse) -> Result<BTreeMap<TopicPartition, NextOffset>, Cause> {
     if let Some(error) = response.error_code.err() {
         return Err(Cause::Broker(error));
     }
@@ -112,7 +112,8 @@ fn read_offsets(response: &OffsetFetchResponse) -> Result<BTreeMap<TopicPartitio
             }
             if partition.committed_offset >= 0 {
                 let at = TopicPartition::new(topic.name.as_str(), partition.partition_index);
-                offsets.insert(at, partition.committed_offset);
+                let topic_id = partition.metadata.as_deref().and_then(TopicId::noted);
+                offsets.insert(at, NextOffset { offset: partition.committed_offset, topic_id });
             }
         }
     }

@@ -32,6 +32,7 @@ pub fn cases() -> Vec<Case> {
         shared("an_offset_committed_after_its_topic_was_created_again_is_not_used", |broker| {
             for_each_count(broker, "recreated-late", late_commit);
         }),
+        shared("an_unknown_commit_does_not_continue_at_an_offset_of_the_old_topic", unknown_commit),
         shared("a_batch_of_a_topic_that_was_created_again_is_aborted", batch_under_way),
     ]
 }
@@ -218,6 +219,14 @@ fn stopped(broker: &Broker, topic: &str, count: usize) {
 /// The offsets of a transaction reach the broker after the topic was created again: it has an offset of the old topic then, and
 /// keeps it.
 fn late_commit(broker: &Broker, topic: &str, count: usize) {
+    with_offset_of_old_topic(broker, topic, count);
+    let processor = Supervised::start(broker, broker.address().to_string(), topic);
+    let expected = last(broker, topic, count);
+    processor.end(broker, topic, &expected);
+}
+
+/// A new topic, whose group has an offset of the old one.
+fn with_offset_of_old_topic(broker: &Broker, topic: &str, count: usize) {
     create(broker, topic);
     let address = broker.address().to_string();
     Supervised::start(broker, address.clone(), topic).end(broker, topic, &values("old", OLD));
@@ -235,9 +244,37 @@ fn late_commit(broker: &Broker, topic: &str, count: usize) {
         producer.commit().await.unwrap();
     });
     assert_eq!(committed_offsets(broker, topic, topic, 1), [Some(old)], "{topic}: the case proves nothing");
-    let processor = Supervised::start(broker, broker.address().to_string(), topic);
-    let expected = last(broker, topic, count);
-    processor.end(broker, topic, &expected);
+}
+
+/// The first commit in the new topic stays unanswered, and was not carried out: the group still has the offset of the old topic.
+fn unknown_commit(broker: &Broker) {
+    let (topic, count) = ("recreated-unknown", OLD + 3);
+    with_offset_of_old_topic(broker, topic, count);
+    let lost = broker.proxy().inject(Match::request(format!("EndTxn {topic}")), Action::Cut);
+    // The first one is that of the start, the next one is sent when the commit was given up.
+    let settling = broker
+        .proxy()
+        .inject(Match::request(format!("InitProducerId {topic}")), Action::Delay(Duration::ZERO))
+        .after(1);
+    let address = broker.proxied().to_string();
+    let mut producer = ProducerConfig::new(Connect::plain([&address]), topic);
+    (producer.transaction_timeout, producer.delivery_timeout) = (Duration::from_secs(4), PATIENCE);
+    producer.connect.request_timeout = Duration::from_secs(2);
+    let consumer = ConsumerConfig::new(&address, topic, &[topic]);
+    let (batch_time_max, handler_timeout) = (Duration::from_millis(50), Duration::from_secs(1));
+    let config = ProcessorConfig { batch_time_max, handler_timeout, ..ProcessorConfig::default() };
+    let (end, ended) = oneshot::channel::<()>();
+    let task = broker.spawn(async move {
+        let client = KafkaClient::connect(&consumer, producer, &config).await?;
+        let processor = Processor::new(config, client, Copier::new(topic));
+        processor.run(async move { drop(ended.await) }).await
+    });
+    broker.block_on(settling.wait_for(1));
+    lost.remove();
+    wait_for(broker, topic, &last(broker, topic, count));
+    drop(end);
+    let totals = broker.block_on(async { tokio::time::timeout(PATIENCE, task).await }).unwrap().unwrap();
+    assert!(totals.unwrap().settled >= 1, "the commit was answered: this shows nothing");
 }
 
 /// Its records were read, but not committed, when the topic was created again.

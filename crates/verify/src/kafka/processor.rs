@@ -268,7 +268,7 @@ impl Client for RecordingClient {
         &mut self,
         group: &str,
         partitions: &[TopicPartition],
-    ) -> Result<BTreeMap<TopicPartition, i64>, ProducerError> {
+    ) -> Result<BTreeMap<TopicPartition, NextOffset>, ProducerError> {
         let committed = self.inner.settle(group, partitions).await?;
         self.recorder.ended(self.committing(), TransactionEnd::Unknown, false);
         Ok(committed)
