@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kafka_protocol::error::ResponseError;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::batch::Batch;
@@ -436,6 +437,10 @@ impl<C: Client, H: Handler> Processor<C, H> {
         error: ProcessorError,
         gone: &[TopicPartition],
     ) -> Result<(), ProcessorError> {
+        let error = match error {
+            ProcessorError::Producer(error) => ProcessorError::Producer(final_if_refused(error)),
+            error => error,
+        };
         match error {
             ProcessorError::Producer(error) if error.kind() == ErrorKind::Unknown => self.settle(error).await,
             ProcessorError::Producer(error) if error.kind() == ErrorKind::Abortable => {
@@ -457,6 +462,7 @@ impl<C: Client, H: Handler> Processor<C, H> {
     }
 
     async fn unsent(&mut self, error: ProducerError) -> Result<(), ProcessorError> {
+        let error = final_if_refused(error);
         if error.kind() != ErrorKind::Abortable {
             return Err(error.into());
         }
@@ -515,6 +521,29 @@ impl<C: Client, H: Handler> Processor<C, H> {
             first.extend(before.batch.first());
         }
         first
+    }
+}
+
+/// An output that its topic refuses is refused in each further attempt, too: without an end here, the batch would be repeated without
+/// one.
+fn final_if_refused(error: ProducerError) -> ProducerError {
+    use ResponseError as E;
+    match error {
+        ProducerError::Abort {
+            what,
+            cause:
+                Cause::Broker(
+                    refused @ (E::MessageTooLarge
+                    | E::RecordListTooLarge
+                    | E::InvalidRecord
+                    | E::InvalidTimestamp),
+                ),
+        } => {
+            let remedy = "an output topic refuses these records, and would again; compare its max.message.bytes with the size of \
+                          a batch, and give records of a compacted topic a key";
+            ProducerError::Fatal { what, cause: Cause::Other(format!("{refused}: {remedy}")) }
+        }
+        error => error,
     }
 }
 

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hapax_faults::{Action, Match};
 use hapax_kafka::consumer::{ConsumerConfig, Record};
 use hapax_kafka::processor::{Failure, Handler, KafkaClient, Processor, ProcessorConfig, ProcessorError};
-use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
+use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig, ProducerError};
 use hapax_kafka::wire::Connect;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::Message as _;
@@ -24,6 +24,7 @@ pub fn cases() -> Vec<Case> {
     vec![
         shared("processor_killed_gives_each_output_once_and_in_order", killed_gives_each_output_once),
         shared("processor_settles_a_commit_that_stays_unanswered", settles_an_unanswered_commit),
+        shared("processor_ends_if_a_topic_refuses_its_outputs", ends_if_outputs_are_refused),
         shared("processor_gives_up_a_record_into_the_dead_letter_topic", dead_letters),
         shared("processor_gives_up_several_records_of_one_batch", several_dead_letters),
         shared("processor_without_dead_letters_ends_at_a_bad_record", ends_at_a_bad_record),
@@ -300,6 +301,20 @@ fn settles_an_unanswered_commit(broker: &Broker) {
     assert_eq!(broker.read(&output, Isolation::Committed), ["0", "3", "6", "1", "4", "7", "2", "5", "8"]);
     // Behind the first two records of each partition is the marker of their transaction.
     assert_eq!(committed(broker, topic), [4, 4, 4]);
+}
+
+/// A further attempt would be refused, too.
+fn ends_if_outputs_are_refused(broker: &Broker) {
+    let topic = "processor-refused";
+    broker.create_topic(topic, 3);
+    broker.create_topic_with(&format!("{topic}-out"), 3, &[("max.message.bytes", "60")]);
+    send_numbers(broker, topic, 0..6);
+    let client = broker.block_on(client(&broker.address().to_string(), topic, Duration::from_mins(1)));
+    let copier = Copier::new(topic, Fails::Never);
+    let ended = process(broker, client, ProcessorConfig::default(), copier, 6);
+    let error = ended.unwrap_err();
+    assert!(matches!(error, ProcessorError::Producer(ProducerError::Fatal { .. })), "{error:?}");
+    assert!(error.to_string().contains("compare its max.message.bytes"), "{error}");
 }
 
 fn dead_letters(broker: &Broker) {
