@@ -303,18 +303,33 @@ fn settles_an_unanswered_commit(broker: &Broker) {
     assert_eq!(committed(broker, topic), [4, 4, 4]);
 }
 
+/// Writes records without a key.
+struct Keyless(String);
+
+impl Handler for Keyless {
+    async fn handle(&mut self, record: &Record, output: &mut Vec<NewRecord>) -> Result<(), Failure> {
+        let (topic, value) = (self.0.clone(), record.value.clone());
+        output.push(NewRecord { topic, partition: Some(0), value, ..NewRecord::default() });
+        Ok(())
+    }
+}
+
 /// A further attempt would be refused, too.
 fn ends_if_outputs_are_refused(broker: &Broker) {
     let topic = "processor-refused";
-    broker.create_topic(topic, 3);
-    broker.create_topic_with(&format!("{topic}-out"), 3, &[("max.message.bytes", "60")]);
+    let output = format!("{topic}-out");
+    broker.create_topic(topic, PARTITIONS);
+    // Not by a small `max.message.bytes`: the markers of its transactions would be refused, too, and they would not end.
+    broker.create_topic_with(&output, 1, &[("cleanup.policy", "compact")]);
     send_numbers(broker, topic, 0..6);
-    let client = broker.block_on(client(&broker.address().to_string(), topic, Duration::from_mins(1)));
-    let copier = Copier::new(topic, Fails::Never);
-    let ended = process(broker, client, ProcessorConfig::default(), copier, 6);
-    let error = ended.unwrap_err();
+    let error = broker.block_on(async {
+        let client = client(&broker.address().to_string(), topic, Duration::from_mins(1)).await;
+        let processor = Processor::new(ProcessorConfig::default(), client, Keyless(output));
+        let ended = tokio::time::timeout(PATIENCE, processor.run(std::future::pending())).await;
+        ended.expect("the processor ends in time").unwrap_err()
+    });
     assert!(matches!(error, ProcessorError::Producer(ProducerError::Fatal { .. })), "{error:?}");
-    assert!(error.to_string().contains("compare its max.message.bytes"), "{error}");
+    assert!(error.to_string().contains("give records of a compacted topic a key"), "{error}");
 }
 
 fn dead_letters(broker: &Broker) {
