@@ -255,6 +255,11 @@ impl KafkaServer {
         watch.as_ref().is_some_and(Watch::has_ended)
     }
 
+    /// The id of its process, if it runs.
+    pub fn process_id(&self) -> Option<String> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.server()
+    }
+
     /// Kills it with SIGKILL and returns when it has ended.
     ///
     /// # Panics

@@ -56,7 +56,7 @@ impl Watch {
     }
 
     /// The server's process id.
-    fn server(&self) -> Option<String> {
+    pub fn server(&self) -> Option<String> {
         let shell = self.shell.id();
         let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).ok()?;
         children.split_whitespace().next().map(str::to_owned)

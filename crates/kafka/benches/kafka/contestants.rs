@@ -24,6 +24,7 @@ use rdkafka::producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer a
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::sync::oneshot;
 
+use crate::timed::Timed;
 use crate::{PATIENCE, Site, block_on};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -154,10 +155,12 @@ pub async fn processor(flow: &Flow, overlap: bool) -> Duration {
     let begun = Arc::new(OnceLock::new());
     let copier =
         Copier { output: flow.output.clone(), left: flow.records, begun: begun.clone(), done: Some(done) };
+    let closed = Arc::new(OnceLock::new());
+    let client = Timed { inner: client, closed: closed.clone() };
     let run = Processor::new(config, client, copier).run(async { drop(ended.await) });
     let totals = tokio::time::timeout(PATIENCE, run).await.expect("in time").expect("no error");
     assert_eq!((totals.records as usize, totals.aborts), (flow.records, 0), "{totals:?}");
-    begun.get().expect("it has begun").elapsed()
+    *closed.get().expect("it was closed") - *begun.get().expect("it has begun")
 }
 
 async fn plain(flow: &Flow, offsets: Offsets) -> Duration {

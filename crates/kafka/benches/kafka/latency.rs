@@ -11,7 +11,8 @@ use rdkafka::message::Message as _;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use crate::contestants::{self, Contestant, Flow};
-use crate::{PARTITIONS, PATIENCE, Site, block_on, median};
+use crate::measure::median;
+use crate::{PARTITIONS, PATIENCE, Site, block_on};
 
 const RECORDS: usize = 600;
 /// Between two records.
@@ -37,7 +38,7 @@ pub fn compare(site: &Site, rounds: usize) {
     let ours = found[0].clone();
     let names = contestants.iter().map(|contestant| contestant.name()).chain(["SQLite with a ledger entry"]);
     for (name, theirs) in names.zip(found) {
-        let ratio = median(ours.iter().zip(&theirs).map(|(one, other)| one / other).collect());
+        let ratio = median(ours.iter().zip(&theirs).map(|(one, other)| one / other));
         let goal = if name == Contestant::RdkafkaTransactions.name() { " (goal at most 1.20)" } else { "" };
         println!("p50 end to end: {name} {:.1} ms, processor / it {ratio:.2}{goal}", median(theirs));
     }

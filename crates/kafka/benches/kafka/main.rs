@@ -3,14 +3,17 @@
 //!
 //! The contestants run in turn on the same broker, and each round gives one ratio: what other processes take hits both sides.
 //!
-//! `cargo xtask bench kafka -- [--rounds 5] [--records 20000] [--only throughput|latency|database]`
+//! `cargo xtask bench kafka -- [--rounds 5] [--records 20000] [--only throughput|latency|database] [--batch 100|1000]`
 
 mod contestants;
 #[path = "../../tests/common/krafka.rs"]
 mod krafka;
 mod latency;
+#[path = "../../../embedded/benches/shared/measure.rs"]
+mod measure;
+mod timed;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,6 +27,7 @@ use rdkafka::client::DefaultClientContext;
 
 use contestants::Offsets::{Unwaited, Waited};
 use contestants::{Contestant, Flow};
+use measure::{cpu_secs_of, median, table, thousands};
 
 /// Time for anything that is waited for.
 const PATIENCE: Duration = Duration::from_mins(5);
@@ -50,6 +54,8 @@ struct Arguments {
     rounds: usize,
     records: usize,
     only: Option<String>,
+    /// Of the throughputs, only those with so many records in a commit.
+    batch: Option<usize>,
 }
 
 fn main() {
@@ -60,7 +66,11 @@ fn main() {
     // Before the broker, whose time it would take.
     let krafka = krafka::build().map_err(|why| println!("krafka is left out: {why}")).ok();
     let broker = KafkaServer::start(&[]).expect("the broker starts");
-    let site = Site { address: broker.address().to_string(), krafka };
+    let site = Site {
+        address: broker.address().to_string(),
+        process: broker.process_id().expect("it runs"),
+        krafka,
+    };
     let wants = |name: &str| arguments.only.as_deref().is_none_or(|only| only == name);
     if wants("throughput") {
         throughput(&site, &arguments);
@@ -74,7 +84,7 @@ fn main() {
 }
 
 fn arguments() -> Arguments {
-    let mut arguments = Arguments { rounds: 5, records: 20_000, only: None };
+    let mut arguments = Arguments { rounds: 5, records: 20_000, only: None, batch: None };
     let mut given = std::env::args().skip(1).filter(|argument| argument != "--bench");
     while let Some(name) = given.next() {
         let value = given.next().unwrap_or_default();
@@ -83,45 +93,92 @@ fn arguments() -> Arguments {
             "--rounds" => arguments.rounds = number(),
             "--records" => arguments.records = number(),
             "--only" => arguments.only = Some(value),
-            _ => panic!("{name} is not known: --rounds, --records, --only"),
+            "--batch" => arguments.batch = Some(number()),
+            _ => panic!("{name} is not known: --rounds, --records, --only, --batch"),
         }
     }
     arguments
 }
 
+/// A contestant's turn: records a second, and milliseconds for each batch: by the clock, of the broker's processor time, and of the
+/// client's.
+#[derive(Clone, Copy)]
+struct Turn {
+    rate: f64,
+    clock_ms: f64,
+    broker_ms: f64,
+    client_ms: f64,
+}
+
+fn turn(site: &Site, contestant: Contestant, flow: &Flow) -> Turn {
+    let spent = || (cpu_secs_of(&site.process), cpu_secs_of("self"));
+    let (broker, client) = spent();
+    let secs = contestants::run(contestant, flow).as_secs_f64();
+    let (broker, client) = (spent().0 - broker, spent().1 - client);
+    let each = |secs: f64| secs * 1e3 / (flow.records as f64 / flow.batch as f64);
+    Turn {
+        rate: flow.records as f64 / secs,
+        clock_ms: each(secs),
+        broker_ms: each(broker),
+        client_ms: each(client),
+    }
+}
+
 fn throughput(site: &Site, arguments: &Arguments) {
     let records = arguments.records;
     site.fill("input", records);
-    println!(
-        "records of 1 KiB a second, {records} in each run, {} rounds; ratios are medians",
-        arguments.rounds
-    );
+    println!("records of 1 KiB, {records} in each turn, {} rounds; medians", arguments.rounds);
     let is_there = |other: &Contestant| *other != Contestant::KrafkaTransactions || site.krafka.is_some();
-    let compared: Vec<_> = RATIOS.into_iter().filter(|(_, other, ..)| is_there(other)).collect();
-    let mut ratios: Vec<Vec<f64>> = vec![Vec::new(); compared.len()];
+    let is_asked = |batch: usize| arguments.batch.is_none_or(|asked| asked == batch);
+    let compared: Vec<_> =
+        RATIOS.into_iter().filter(|(_, other, batch, _)| is_there(other) && is_asked(*batch)).collect();
+    let mut turns: BTreeMap<(usize, Contestant), Vec<Turn>> = BTreeMap::new();
     // The first round warms the broker up, and does not count.
     for round in 0..=arguments.rounds {
         // A contestant runs once in a round for all ratios that it is in.
-        let mut rates: BTreeMap<(Contestant, usize), f64> = BTreeMap::new();
-        for (place, (one, other, batch, _)) in compared.iter().copied().enumerate() {
-            for contestant in [one, other] {
-                rates.entry((contestant, batch)).or_insert_with(|| {
-                    let name = format!("{round}-{contestant:?}-{batch}").replace(['(', ')'], "-");
-                    let flow = Flow::new(site, &name, records, batch);
-                    let rate = records as f64 / contestants::run(contestant, &flow).as_secs_f64();
-                    println!("  {round}  {:<28} batches of {batch:<5} {rate:>9.0}/s", contestant.name());
-                    rate
-                });
-            }
-            if round > 0 {
-                ratios[place].push(rates[&(one, batch)] / rates[&(other, batch)]);
+        let mut done = BTreeSet::new();
+        for (one, other, batch, _) in &compared {
+            for contestant in [*one, *other] {
+                if !done.insert((*batch, contestant)) {
+                    continue;
+                }
+                let name = format!("{round}-{contestant:?}-{batch}").replace(['(', ')'], "-");
+                let turn = turn(site, contestant, &Flow::new(site, &name, records, *batch));
+                if round > 0 {
+                    turns.entry((*batch, contestant)).or_default().push(turn);
+                }
             }
         }
     }
-    for ((one, other, batch, goal), ratios) in compared.into_iter().zip(ratios) {
-        let (ratio, goal) =
-            (median(ratios), if goal > 0.0 { format!("(goal {goal:.2})") } else { String::new() });
-        println!("{} / {}, batches of {batch}: {ratio:.2} {goal}", one.name(), other.name());
+    let of = |turns: &[Turn], value: fn(&Turn) -> f64| median(turns.iter().map(value));
+    let row = |((batch, contestant), turns): (&(usize, Contestant), &Vec<Turn>)| {
+        let ms = |value| format!("{:.2}", of(turns, value));
+        let rate = thousands(of(turns, |turn| turn.rate));
+        let name = contestant.name().to_owned();
+        vec![
+            name,
+            batch.to_string(),
+            rate,
+            ms(|it| it.clock_ms),
+            ms(|it| it.broker_ms),
+            ms(|it| it.client_ms),
+        ]
+    };
+    let columns = ["contestant", "batch", "a second", "ms each batch", "broker CPU ms", "client CPU ms"];
+    table(false, "Throughput", &columns, &turns.iter().map(row).collect::<Vec<_>>());
+    println!();
+    for (one, other, batch, goal) in compared {
+        let (ours, theirs) = (&turns[&(batch, one)], &turns[&(batch, other)]);
+        let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(one, other)| one.rate / other.rate).collect();
+        let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = ratios.iter().copied().fold(0.0, f64::max);
+        let goal = if goal > 0.0 { format!(", goal {goal:.2}") } else { String::new() };
+        let ratio = median(ratios);
+        println!(
+            "{} / {}, batches of {batch}: {ratio:.2} ({least:.2} to {most:.2}){goal}",
+            one.name(),
+            other.name()
+        );
     }
 }
 
@@ -154,20 +211,11 @@ fn database(site: &Site, arguments: &Arguments) {
     );
 }
 
-/// The middle value, or the mean of the two middle ones; of none, not a number.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let half = values.len() / 2;
-    match values.len() {
-        0 => f64::NAN,
-        count if count.is_multiple_of(2) => f64::midpoint(values[half - 1], values[half]),
-        _ => values[half],
-    }
-}
-
 /// The broker.
 struct Site {
     address: String,
+    /// The id of its process.
+    process: String,
     /// The program over krafka, if it could be built.
     krafka: Option<PathBuf>,
 }
