@@ -124,20 +124,25 @@ async fn transactions_lag_abort_and_check() {
         std::fs::write(&file, text).unwrap();
         run(&["check", "--config", file.to_str().unwrap()])
     };
-    // The second id is looked at where transactions overlap.
-    let mut second = ProducerConfig::new(Connect::plain([address.clone()]), "pair-0.2");
-    second.delivery_timeout = Duration::from_mins(2);
-    let mut second = Producer::connect(second).await.unwrap();
-    second.begin().unwrap();
-    second.send(NewRecord::new("bills", "k", "d")).await.unwrap();
-    second.flush().await.unwrap();
-    let pair = "topics = [\"bills\"]\ntransactional_id = \"pair\"\n";
-    let overlapping = refused(&format!("{pair}overlap = true\n"));
-    assert!(overlapping.stdout.contains("refused\ttransactional.id\tpair-0.2\t"), "{overlapping:?}");
-    overlapping.failed(1);
-    refused(pair).ok();
-    second.abort().await.unwrap();
-    refused(&format!("{pair}overlap = true\n")).ok();
+    // The further ids are looked at where transactions overlap.
+    let turns = "topics = [\"bills\"]\ntransactional_id = \"turns\"\n";
+    for id in ["turns-0.2", "turns-0.3"] {
+        let mut other = ProducerConfig::new(Connect::plain([address.clone()]), id);
+        other.delivery_timeout = Duration::from_mins(2);
+        let mut other = Producer::connect(other).await.unwrap();
+        other.begin().unwrap();
+        other.send(NewRecord::new("bills", "k", "d")).await.unwrap();
+        other.flush().await.unwrap();
+        let overlapping = refused(&format!("{turns}overlap = true\n"));
+        assert!(
+            overlapping.stdout.contains(&format!("refused\ttransactional.id\t{id}\t")),
+            "{overlapping:?}"
+        );
+        overlapping.failed(1);
+        refused(turns).ok();
+        other.abort().await.unwrap();
+    }
+    refused(&format!("{turns}overlap = true\n")).ok();
     let max = refused("topics = [\"bills\"]\n[producer]\n\"transaction.timeout.ms\" = 600001");
     assert!(max.stdout.contains("the maximum of broker 1 is 600000"), "{max:?}");
     let missing = refused("topics = [\"bils\"]");

@@ -41,7 +41,7 @@ fn main() {
         let scene = Scene { broker, tls, folder, runtime };
         scene.refusals_are_explained();
         scene.a_killed_run_gives_each_output_once();
-        scene.overlapping_transactions_have_two_ids_and_are_off_by_default();
+        scene.overlapping_transactions_have_three_ids_and_are_off_by_default();
         scene.a_topic_that_is_created_again_is_read_from_its_start();
         scene.rejected_records_go_to_the_dead_letters();
         scene.a_woken_zombie_ends_with_both_identities();
@@ -242,8 +242,8 @@ impl Scene {
         assert!(lines.last().is_some_and(|line| line.contains(" records in ")), "{lines:?}");
     }
 
-    /// With `overlap` the commands of the second batch run while the first commit is held, and the second id ends transactions.
-    fn overlapping_transactions_have_two_ids_and_are_off_by_default(&self) {
+    /// With `overlap` the commands of the second batch run while the first commit is held, and the other ids end transactions.
+    fn overlapping_transactions_have_three_ids_and_are_off_by_default(&self) {
         let (count, batch) = (20, 5);
         for (name, setting) in [("overlapping", "overlap = true\n"), ("in-turn", "")] {
             self.fill(name, 1, count);
@@ -259,8 +259,8 @@ impl Scene {
             let proxy = self.broker.proxy();
             let first = Match::request(format!("EndTxn {name}-0"));
             let held = proxy.inject(first, Action::Hold).times(1);
-            let second = Match::request(format!("EndTxn {name}-0.2"));
-            let second = proxy.inject(second, Action::Delay(Duration::ZERO));
+            let others = [2, 3].map(|number| Match::request(format!("EndTxn {name}-0.{number}")));
+            let others = others.map(|other| proxy.inject(other, Action::Delay(Duration::ZERO)));
             let running = self.start(&config, &["--quiet"]);
             let noted = || fs::read_to_string(&runs).unwrap_or_default().lines().count();
             let expected = if setting.is_empty() { batch } else { 2 * batch };
@@ -273,8 +273,10 @@ impl Scene {
             let numbers: Vec<String> = (0..count).map(|number| number.to_string()).collect();
             assert_eq!(self.read(&format!("{name}-out"), count, &running), numbers, "{}", running.log());
             assert_eq!(noted(), count, "{name}: no batch was repeated");
-            assert_eq!(second.count() > 0, !setting.is_empty(), "{name}: {} ends", second.count());
-            second.remove();
+            for other in others {
+                assert_eq!(other.count() > 0, !setting.is_empty(), "{name}: {} ends", other.count());
+                other.remove();
+            }
             running.signal(Signal::TERM);
             let (status, _, log) = running.finish();
             assert!(status.success(), "{log}");

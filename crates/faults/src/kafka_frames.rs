@@ -6,6 +6,8 @@
 
 /// The request that ends a transaction.
 const END_TXN: i16 = 26;
+/// The request that asks for transactions by a list of ids, of which the first one counts here.
+const DESCRIBE_TRANSACTIONS: i16 = 65;
 
 /// A request.
 #[derive(Debug, PartialEq, Eq)]
@@ -49,13 +51,17 @@ fn transaction(key: i16, version: i16, body: &mut Rest<'_>) -> Option<String> {
         0 => 9,
         22 => 2,
         24..=END_TXN | 28 => 3,
+        DESCRIBE_TRANSACTIONS => 0,
         _ => return None,
     };
     if version < compact_from {
         return body.text();
     }
     // Clients put no fields with a tag into the header.
-    (body.variable()? == 0).then(|| body.compact_text())?
+    if body.variable()? != 0 || (key == DESCRIBE_TRANSACTIONS && body.variable()? < 2) {
+        return None;
+    }
+    body.compact_text()
 }
 
 /// What is still to be read of a request.
@@ -134,6 +140,7 @@ fn name(key: i16) -> String {
         END_TXN => "EndTxn",
         28 => "TxnOffsetCommit",
         36 => "SaslAuthenticate",
+        DESCRIBE_TRANSACTIONS => "DescribeTransactions",
         68 => "ConsumerGroupHeartbeat",
         _ => return format!("Api{key}"),
     };
@@ -164,6 +171,8 @@ mod tests {
             (wire(0, 8, b"\xff\xff\0\x01"), "Produce me"),
             (wire(0, 12, b"\0\0\0\x01"), "Produce me"),
             (wire(1, 17, b""), "Fetch me"),
+            (wire(65, 0, b"\0\x02\x05tx-1more"), "DescribeTransactions tx-1"),
+            (wire(65, 0, b"\0\x01more"), "DescribeTransactions me"),
             (wire(99, 0, b""), "Api99 me"),
         ];
         for (wire, label) in requests {

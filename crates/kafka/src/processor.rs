@@ -1,6 +1,6 @@
 //! Consume, handle, produce: offsets and output in one transaction.
 //!
-//! A [`Processor`] is one task with one producer. It takes records into a batch, gives each to the [`Handler`], and
+//! A [`Processor`] is one task with one producer, or three whose transactions overlap. It takes records into a batch, gives each to the [`Handler`], and
 //! commits the outputs together with the inputs' offsets when the batch is full or old enough. Outputs are sent while the
 //! batch grows, and count only with its commit. Records of a batch that was aborted are handled again; readers at
 //! `read_committed` see each output once.
@@ -10,7 +10,7 @@
 //! | the handler fails, a record is not written, offsets are refused | aborts, goes back to the batch's first records |
 //! | the handler rejects a record, or fails as often as it may | the record goes to the dead-letter topic, or the processor ends |
 //! | partitions are revoked, and the batch holds records of them | commits within `revoke_timeout`, or aborts |
-//! | the same, and the commit was sent and is not answered in time | lets go of them, and settles the commit: the next owner waits for it |
+//! | the same, and the commit has begun and is not answered in time | lets go of them, and settles the commit: the next owner waits for it, unless offsets that come too late are refused |
 //! | partitions were taken before the commit began | aborts |
 //! | partitions are lost | aborts if the batch holds records of them |
 //! | a commit stays unanswered | asks the coordinator to settle it, and continues at the committed offsets |
@@ -26,7 +26,7 @@ mod run;
 
 use std::time::Duration;
 
-pub use client::{Client, CommitAnswer, KafkaClient, TopicIds, second_id};
+pub use client::{Client, CommitAnswer, KafkaClient, TopicIds, other_ids};
 pub use counts::{ProcessorCells, ProcessorCounts};
 pub use run::Processor;
 
@@ -81,8 +81,8 @@ pub struct ProcessorConfig {
     pub handler_timeout: Duration,
     /// Maximum time for the commit when partitions are revoked; less than the consumer's `revoke_wait`. Default 5 s.
     pub revoke_timeout: Duration,
-    /// The next batch is handled and written while the commit of the last one is answered; it is committed only after that. It
-    /// needs a second transactional id, the producer's with `.2` behind it. Default `false`.
+    /// The next batch is handled and written while the last one is committed; it is committed only after that. It needs two more
+    /// transactional ids, the producer's with `.2` and `.3` behind it. Default `false`.
     pub overlap: bool,
     /// How often a record is tried. Default 5.
     pub attempts_max: u32,

@@ -122,12 +122,16 @@ pub struct Producer {
     offsets: Option<(GroupMetadata, BTreeMap<TopicPartition, NextOffset>)>,
     /// All batches and the offsets of this transaction are written.
     prepared: Option<Prepared>,
+    /// The transaction of this id has to be complete before the offsets are sent.
+    follows: Option<String>,
     /// An EndTxn(commit) of this transaction may have reached the coordinator without an answer.
     uncertain: bool,
     /// The coordinator may know this transaction: a request of it was not refused because of the identity.
     known: bool,
     /// Ends when the coordinator has completed the transaction before this one.
     ending: JoinSet<()>,
+    /// Other producers have their turns between two transactions.
+    rests: bool,
     next_partition: usize,
 }
 
@@ -164,9 +168,11 @@ impl Producer {
             added: BTreeSet::new(),
             offsets: None,
             prepared: None,
+            follows: None,
             uncertain: false,
             known: false,
             ending: JoinSet::new(),
+            rests: false,
             next_partition: 0,
         }
     }
@@ -229,11 +235,21 @@ impl Producer {
         Ok(())
     }
 
-    /// Whether a copy of the transaction's offsets may still arrive, because an attempt to send them was not answered. A copy that came behind
-    /// offsets of another producer would replace those when both are committed; this producer's next transaction is safe from it, because
-    /// the broker begins it after the markers of this one.
+    /// The offsets of this transaction follow those of the last one of another producer, of which a copy may still arrive: behind
+    /// this transaction's it would be the last one in the log, and replace them. So these are not sent before the coordinator has
+    /// completed the other transaction; the broker refuses a copy that comes later.
+    pub(crate) fn follow(&mut self, other: &Self) {
+        self.follows = Some(other.config.transactional_id.clone());
+    }
+
+    /// Whether a copy of the last transaction's offsets may still arrive, because an attempt to send them was not answered.
     pub(crate) fn offsets_may_return(&self) -> bool {
         self.prepared.is_some_and(|prepared| prepared.offsets_may_return)
+    }
+
+    /// Other producers have their turns between two transactions of this one: the coordinator has time to complete them.
+    pub(crate) fn rest(&mut self) {
+        self.rests = true;
     }
 
     /// Sends all records that wait, and waits until they are written.
@@ -257,6 +273,7 @@ impl Producer {
         self.added.clear();
         self.offsets = None;
         self.prepared = None;
+        self.follows = None;
         self.uncertain = false;
         self.known = false;
     }

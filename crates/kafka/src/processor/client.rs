@@ -52,17 +52,18 @@ pub trait Client: Send {
         &self,
         topics: &BTreeSet<Arc<str>>,
     ) -> impl Future<Output = Result<TopicIds, ProducerError>> + Send;
-    /// Writes the records of the transaction and the group's next offsets, and asks meanwhile whether the topics still are those
-    /// that the offsets belong to. Safe to cancel; then `abort` follows.
+    /// Writes the records of the transaction and, unless transactions overlap, the group's next offsets. Asks meanwhile whether the
+    /// topics still are those that the offsets belong to. Where transactions overlap it may be called again, with a later identity of the
+    /// member. Safe to cancel; then `abort` follows.
     fn prepare(
         &mut self,
         group: GroupMetadata,
         next: Vec<(TopicPartition, NextOffset)>,
     ) -> impl Future<Output = Result<(), ProcessorError>> + Send;
-    /// Whether another transaction can begin while the commit of the present one is under way. Asked when it is prepared.
+    /// Whether another transaction can begin while the commit of the present one is under way.
     fn overlaps(&self) -> bool;
-    /// Sends the request to commit the transaction that was prepared. From here on it must not be aborted, unless the commit is
-    /// refused. At most one commit is under way.
+    /// Commits the transaction that was prepared, with the offsets if they are not written yet. From here on it must not be aborted,
+    /// unless the commit is refused. At most one commit is under way.
     fn commit(&mut self) -> CommitAnswer;
     /// Aborts the transaction that is open, and the one whose commit was refused; returns whether there was such a one. Another commit
     /// that is under way is not touched.
@@ -103,7 +104,7 @@ impl CommitAnswer {
     }
 }
 
-/// librdkafka's consumer with this crate's producers: the transactions of two of them overlap.
+/// librdkafka's consumer with this crate's producers: the transactions of several of them overlap.
 #[derive(Debug)]
 pub struct KafkaClient {
     consumer: Consumer,
@@ -112,25 +113,28 @@ pub struct KafkaClient {
     producer: Option<Producer>,
     /// The others, in whatever state their commits have left them; the one that was used last is the last.
     others: Arc<Mutex<Vec<Producer>>>,
-    /// The producer that was used last is used again.
-    stays: bool,
     /// The commit under way. It ends with this client.
     commit: JoinSet<()>,
     overlaps: bool,
 }
 
-/// The id of the producer that takes turns with that of `transactional_id` where transactions overlap.
-pub fn second_id(transactional_id: &str) -> String {
-    format!("{transactional_id}.2")
+/// The ids of the producers that take turns with that of `transactional_id` where transactions overlap. One writes a batch and one
+/// commits the batch before; a third one has time to get its markers, which take about as long as both.
+pub fn other_ids(transactional_id: &str) -> [String; 2] {
+    [2, 3].map(|number| format!("{transactional_id}.{number}"))
 }
 
 impl KafkaClient {
-    /// A member of a group, with a producer; a second one lets transactions overlap.
-    pub fn new(consumer: Consumer, producer: Producer, second: Option<Producer>) -> Self {
-        let (cluster, overlaps) = (producer.cluster().clone(), second.is_some());
-        let others = Arc::new(Mutex::new(second.into_iter().collect()));
+    /// A member of a group, with a producer; with others, which take turns, transactions overlap.
+    pub fn new(consumer: Consumer, mut producer: Producer, mut others: Vec<Producer>) -> Self {
+        let (cluster, overlaps) = (producer.cluster().clone(), !others.is_empty());
+        if overlaps {
+            producer.rest();
+            others.iter_mut().for_each(Producer::rest);
+        }
+        let others = Arc::new(Mutex::new(others));
         let (producer, commit) = (Some(producer), JoinSet::new());
-        Self { consumer, cluster, producer, others, stays: false, commit, overlaps }
+        Self { consumer, cluster, producer, others, commit, overlaps }
     }
 
     /// Checks that a batch fits into a transaction, takes the transactional id over, and then joins the group: the
@@ -159,25 +163,22 @@ impl KafkaClient {
         let mut consumer = consumer.clone();
         consumer.revoke_wait = consumer.revoke_wait.max(processor.handler_timeout + processor.revoke_timeout);
         consumer.assign_wait = consumer.assign_wait.max(settling + delivery * 2);
-        let second_id = second_id(&producer.transactional_id);
-        let second = ProducerConfig { transactional_id: second_id, ..producer.clone() };
-        let producer = Producer::connect(producer).await?;
-        let second = if processor.overlap {
-            Some(Producer::connect_on(producer.cluster().clone(), second).await?)
-        } else {
-            None
-        };
-        Ok(Self::new(Consumer::start(&consumer)?, producer, second))
+        let first = Producer::connect(producer.clone()).await?;
+        let mut others = Vec::new();
+        if processor.overlap {
+            for transactional_id in other_ids(&producer.transactional_id) {
+                let other = ProducerConfig { transactional_id, ..producer.clone() };
+                others.push(Producer::connect_on(first.cluster().clone(), other).await?);
+            }
+        }
+        Ok(Self::new(Consumer::start(&consumer)?, first, others))
     }
 
-    /// The producer of the transaction that is open, or of the next one. After its commit that is the other one, or the same one
-    /// when it is answered.
+    /// The producer of the transaction that is open, or of the next one: that whose last transaction ended first.
     fn producer(&mut self) -> Result<&mut Producer, ProducerError> {
         if self.producer.is_none() {
             let mut others = lock(&self.others);
-            let is_ready = |other: &Producer| other.state() == State::Ready;
-            let last = others.iter().rposition(is_ready);
-            let place = if self.stays { last } else { others.iter().position(is_ready) };
+            let place = others.iter().position(|other| other.state() == State::Ready);
             self.producer = place.map(|place| others.remove(place));
         }
         let state = State::Committing;
@@ -264,27 +265,31 @@ impl Client for KafkaClient {
         group: GroupMetadata,
         next: Vec<(TopicPartition, NextOffset)>,
     ) -> Result<(), ProcessorError> {
-        let cluster = self.cluster.clone();
+        let (cluster, overlaps) = (self.cluster.clone(), self.overlaps);
         let producer = self.producer()?;
         let deadline = Instant::now() + producer.delivery_timeout();
         if !mutant::is(OFFSETS_APART) {
             producer.offsets(group, next.iter().cloned())?;
         }
-        let prepared = async { Ok(producer.prepare().await?) };
+        // The offsets go with the commit where the next batch need not wait for them.
+        let prepared =
+            async { Ok(if overlaps { producer.flush().await? } else { producer.prepare().await? }) };
         tokio::try_join!(prepared, same_topics(&cluster, &next, deadline))?;
         Ok(())
     }
 
-    /// Offsets of another producer must not be written while a copy of this one's may still arrive.
     fn overlaps(&self) -> bool {
-        self.overlaps && !self.producer.as_ref().is_some_and(Producer::offsets_may_return)
+        self.overlaps
     }
 
     fn commit(&mut self) -> CommitAnswer {
         let (answer, answered) = CommitAnswer::new();
         while self.commit.try_join_next().is_some() {}
-        self.stays = !self.overlaps();
         let Some(mut producer) = self.producer.take() else { return answered };
+        // Not only the last one: its transaction may have been aborted because it waited for that of another one.
+        if let Some(before) = lock(&self.others).iter().rfind(|other| other.offsets_may_return()) {
+            producer.follow(before);
+        }
         let others = self.others.clone();
         self.commit.spawn(async move {
             let committed = producer.commit().await;

@@ -48,7 +48,7 @@ const READY_MAX: Duration = Duration::from_millis(1);
 /// records may be in front of the offset that is waited at.
 const COMPARE_EVERY: Duration = Duration::from_secs(5);
 
-/// A batch whose commit was sent.
+/// A batch whose commit has begun.
 #[derive(Debug)]
 struct Committing {
     batch: Batch,
@@ -166,7 +166,7 @@ impl<C: Client, H: Handler> Processor<C, H> {
                 if self.batch.holds_any(&partitions) {
                     self.commit(Some(revocation)).await?;
                 } else if self.committing.as_ref().is_some_and(is_committing) {
-                    // The next owner's start waits for an answer that does not come in time.
+                    // If the answer does not come in time, the next owner's start waits for it, or the offsets are refused.
                     let limit = self.config.revoke_timeout;
                     let answer = timeout(limit, Committing::answer(&mut self.committing)).await;
                     self.forget(&partitions);
@@ -337,7 +337,7 @@ impl<C: Client, H: Handler> Processor<C, H> {
         ProcessorError::Handler { at, offset, attempts, reason: reason.to_owned() }
     }
 
-    /// Sends the commit of the batch under way; afterwards there is none. Unless transactions overlap, or if it is because partitions
+    /// Begins the commit of the batch under way; afterwards there is none. Unless transactions overlap, or if it is because partitions
     /// are revoked, it is answered then; partitions are let go of within the bound.
     async fn commit(&mut self, revocation: Option<Revocation>) -> Result<(), ProcessorError> {
         self.due = None;
@@ -349,11 +349,11 @@ impl<C: Client, H: Handler> Processor<C, H> {
             return self.abort(&revoked).await;
         };
         let sent = if revocation.is_none() {
-            self.send_commit(group).await
+            self.send_commit(group, None).await
         } else {
             let limit = self.config.revoke_timeout;
             let answered = async {
-                self.send_commit(group).await?;
+                self.send_commit(group, revocation.as_ref()).await?;
                 Ok(Committing::answer(&mut self.committing).await?)
             };
             match timeout(limit, answered).await {
@@ -361,11 +361,12 @@ impl<C: Client, H: Handler> Processor<C, H> {
                     self.committed();
                     false
                 }),
-                // A commit that was sent is never aborted. The next owner's start waits until it is settled.
+                // A commit that has begun is not aborted. The next owner's start waits until it is settled; offsets that come after the
+                // rebalance are refused.
                 Err(_) if self.batch.is_empty() => {
                     self.forget(&revoked);
                     drop(revocation);
-                    return self.finish().await;
+                    return if self.client.overlaps() { Ok(()) } else { self.finish().await };
                 }
                 Err(_) => return self.abort(&revoked).await,
             }
@@ -380,14 +381,27 @@ impl<C: Client, H: Handler> Processor<C, H> {
         }
     }
 
-    /// Writes all that belongs to the batch, and sends its commit when the batch before it is committed. When it was cancelled, the batch
-    /// is still there if its commit was not sent. Returns whether the next batch may begin before the answer.
-    async fn send_commit(&mut self, group: GroupMetadata) -> Result<bool, ProcessorError> {
+    /// Writes the batch, and begins its commit when the batch before it is committed. When it was cancelled, the batch is still there
+    /// if its commit has not begun. Returns whether the next batch may begin before the answer.
+    async fn send_commit(
+        &mut self,
+        group: GroupMetadata,
+        revocation: Option<&Revocation>,
+    ) -> Result<bool, ProcessorError> {
         let name = group.group.clone();
-        self.client.prepare(group, self.next_offsets()).await?;
+        self.client.prepare(group.clone(), self.next_offsets()).await?;
         if self.committing.is_some() {
             Committing::answer(&mut self.committing).await?;
             self.committed();
+            // The group may have changed during the wait: offsets under the former identity would be refused.
+            match self.client.owner_of(&self.batch.partitions(), revocation) {
+                Some(present) if present == group => {}
+                Some(present) => self.client.prepare(present, self.next_offsets()).await?,
+                None => {
+                    let cause = Cause::Other("partitions of the batch are another member's".to_owned());
+                    return Err(ProducerError::Abort { what: "the commit", cause }.into());
+                }
+            }
         }
         let overlaps = self.client.overlaps();
         let batch = std::mem::take(&mut self.batch);

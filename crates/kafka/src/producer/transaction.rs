@@ -28,6 +28,8 @@ const DESCRIBE_VERSION: i16 = 0;
 /// the second answer says that they are written, and a pause would take longer than that.
 const MARKERS_WAIT_MAX: Duration = Duration::from_millis(100);
 const MARKERS_QUESTIONS: u32 = 4;
+/// Time for the markers before the first question, if the next transaction is another producer's.
+const MARKERS_REST: Duration = Duration::from_millis(1);
 const MARKERS_WAIT_STEP: Duration = Duration::from_millis(2);
 
 /// The known-bad variant that takes an unanswered commit for one that failed.
@@ -162,6 +164,7 @@ impl Producer {
         }
         let Some(request) = self.offsets_request() else { return self.deliver().await.map(|()| false) };
         self.ended_before().await;
+        self.followed_is_complete().await?;
         let before = std::mem::replace(&mut self.known, true);
         let deadline = Instant::now() + self.config.delivery_timeout;
         let mut offsets = JoinSet::new();
@@ -174,6 +177,27 @@ impl Producer {
             self.known = before || !self.added.is_empty();
         }
         sent
+    }
+
+    /// Waits until the coordinator has completed the transaction that this one follows.
+    async fn followed_is_complete(&mut self) -> Result<(), ProducerError> {
+        let Some(id) = self.follows.clone() else { return Ok(()) };
+        let deadline = Instant::now() + self.config.delivery_timeout;
+        let mut backoff = Backoff::new();
+        loop {
+            let state = self.described(&id).await.map(|(_, state)| state);
+            let reason = match state {
+                Some(state) if !state.starts_with("Prepare") => break,
+                Some(state) => format!("the transaction of {id} is still in the state {state}"),
+                None => format!("the coordinator does not tell the state of the transaction of {id}"),
+            };
+            if Instant::now() >= deadline {
+                return Err(self.failed(OFFSETS, Cause::Other(reason)));
+            }
+            backoff.wait().await;
+        }
+        self.follows = None;
+        Ok(())
     }
 
     async fn offsets_sent(
@@ -279,10 +303,12 @@ impl Producer {
     /// is tried again by its broker only after 20 ms: it is asked until they are written, and the next batch waits for that.
     fn ended(&mut self, next: Identity) -> Result<(), ProducerError> {
         self.machine.ended(next)?;
-        let (cluster, id) = (self.cluster.clone(), self.config.transactional_id.clone());
+        let (cluster, rests) = (self.cluster.clone(), self.rests);
+        let id = self.config.transactional_id.clone();
         self.ending = JoinSet::new();
-        self.ending
-            .spawn(async move { drop(timeout(MARKERS_WAIT_MAX, markers_written(&cluster, &id)).await) });
+        self.ending.spawn(async move {
+            drop(timeout(MARKERS_WAIT_MAX, markers_written(&cluster, &id, rests)).await)
+        });
         Ok(())
     }
 
@@ -320,7 +346,8 @@ impl Producer {
 
     /// The producer is fenced if the coordinator knows a later one than this one's last transaction can have left behind.
     async fn require_no_successor(&mut self) -> Result<(), ProducerError> {
-        let (Some(ours), Some((theirs, state))) = (self.identity(), self.described().await) else {
+        let described = self.described(&self.config.transactional_id).await;
+        let (Some(ours), Some((theirs, state))) = (self.identity(), described) else {
             return Ok(());
         };
         if !is_successor(ours, theirs, &state, self.known) {
@@ -331,14 +358,14 @@ impl Producer {
         Err(ProducerError::Fenced { transactional_id, ours, theirs: Some(theirs) })
     }
 
-    /// What the coordinator knows of the transactional id: the present identity and the state of its transaction.
-    async fn described(&self) -> Option<(Identity, String)> {
+    /// What the coordinator knows of a transactional id: the present identity and the state of its transaction.
+    async fn described(&self, id: &str) -> Option<(Identity, String)> {
         let deadline = Instant::now() + self.config.delivery_timeout;
         let mut backoff = Backoff::new();
-        let id = text(&self.config.transactional_id);
-        let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![id.into()]);
+        let kind = CoordinatorKind::Transaction;
+        let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![text(id).into()]);
         loop {
-            if let Ok(response) = self.coordinator(&request, DESCRIBE_VERSION).await
+            if let Ok(response) = call_coordinator(&self.cluster, kind, id, &request, DESCRIBE_VERSION).await
                 && let Some(found) = response.transaction_states.first()
             {
                 match found.error_code.err() {
@@ -346,8 +373,9 @@ impl Producer {
                         let (producer_id, epoch) = (found.producer_id.0, found.producer_epoch);
                         return Some((Identity { producer_id, epoch }, found.transaction_state.to_string()));
                     }
-                    Some(error) if matches!(meaning(error), Meaning::Retry | Meaning::Moved) => {
-                        self.look_up_again(error);
+                    Some(error) if meaning(error) == Meaning::Retry => {}
+                    Some(error) if meaning(error) == Meaning::Moved => {
+                        self.cluster.forget_coordinator(kind, id)
                     }
                     Some(_) => return None,
                 }
@@ -379,7 +407,10 @@ impl Producer {
 }
 
 /// Returns when the coordinator has completed the last transaction, or does not say.
-async fn markers_written(cluster: &Cluster, id: &str) {
+async fn markers_written(cluster: &Cluster, id: &str, rests: bool) {
+    if rests {
+        sleep(MARKERS_REST).await;
+    }
     let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![text(id).into()]);
     let is_ending = |state: &TransactionState| state.transaction_state.starts_with("Prepare");
     for question in 1.. {

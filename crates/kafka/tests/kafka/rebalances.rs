@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use hapax_faults::{Action, Match};
 use hapax_kafka::consumer::{Consumer, ConsumerConfig, Record};
 use hapax_kafka::processor::{
-    Failure, Handler, KafkaClient, Processor, ProcessorConfig, ProcessorError, Totals,
+    Failure, Handler, KafkaClient, Processor, ProcessorConfig, ProcessorError, Totals, other_ids,
 };
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
 use hapax_kafka::wire::Connect;
@@ -27,6 +27,7 @@ pub fn cases() -> Vec<Case> {
         shared("a_revoked_batch_that_is_not_written_in_time_is_aborted", aborted_in_time),
         shared("a_batch_without_revoked_records_continues", continues),
         shared("a_commit_without_an_answer_is_settled_after_its_partition_moved", settled_after_the_move),
+        shared("offsets_that_come_after_their_partition_moved_are_refused", refused_after_the_move),
         shared("a_handler_that_outlasts_the_revocation_commits_nothing", |broker| {
             outlasts(broker, "rebalance-outlasts", Duration::from_millis(50));
         }),
@@ -90,6 +91,8 @@ struct Member {
 struct Settings {
     address: String,
     batch_time_max: Duration,
+    batch_records_max: usize,
+    overlap: bool,
     revoke_timeout: Duration,
     revoke_wait: Duration,
     batch_bytes_min: usize,
@@ -104,6 +107,8 @@ impl Settings {
         Self {
             address,
             batch_time_max: Duration::from_mins(10),
+            batch_records_max: 1_000,
+            overlap: false,
             revoke_timeout: Duration::from_mins(1),
             revoke_wait: Duration::from_mins(1),
             batch_bytes_min: 1,
@@ -122,12 +127,18 @@ impl Member {
         consumer.revoke_wait = settings.revoke_wait;
         let config = ProcessorConfig {
             batch_time_max: settings.batch_time_max,
+            batch_records_max: settings.batch_records_max,
             revoke_timeout: settings.revoke_timeout,
             handler_timeout: PATIENCE,
             ..ProcessorConfig::default()
         };
-        let producer = Producer::connect(producer).await.unwrap();
-        let client = KafkaClient::new(Consumer::start(&consumer).unwrap(), producer, None);
+        let first = Producer::connect(producer.clone()).await.unwrap();
+        let mut others = Vec::new();
+        for transactional_id in other_ids(&id).into_iter().filter(|_| settings.overlap) {
+            let other = ProducerConfig { transactional_id, ..producer.clone() };
+            others.push(Producer::connect(other).await.unwrap());
+        }
+        let client = KafkaClient::new(Consumer::start(&consumer).unwrap(), first, others);
         let copier = Copier { output: names.output.clone(), waits: Arc::default(), go: Arc::default() };
         let (end, ended) = oneshot::channel::<()>();
         let processor = Processor::new(config, client, copier.clone());
@@ -312,6 +323,45 @@ fn settled_after_the_move(broker: &Broker) {
         assert_eq!((second.aborts, second.records), (0, 1), "{second:?}");
     });
     assert_eq!(committed(broker, &names, &names.moves), Some(4));
+}
+
+/// Where transactions overlap, the offsets of a batch are sent with its commit. They come late, when the partition is another
+/// member's: the broker refuses them, for they name the generation before, and the batch is aborted. Its new owner has not waited for it.
+fn refused_after_the_move(broker: &Broker) {
+    let names = Names::create(broker, "rebalance-offsets");
+    broker.block_on(async {
+        let own = || Settings::new(broker.address().to_string());
+        let overlapping = Settings {
+            overlap: true,
+            batch_records_max: 2,
+            revoke_timeout: Duration::from_millis(500),
+            ..Settings::new(broker.proxied().to_string())
+        };
+        let first = Member::start(&names, 1, &[&names.stays, &names.moves], overlapping).await;
+        let label = Match::request("TxnOffsetCommit rebalance-offsets-1");
+        let held = broker.proxy().inject(label, Action::Hold).times(1);
+        send(broker, &names.stays, &["s1"]).await;
+        send(broker, &names.moves, &["wait"]).await;
+        first.waits().await;
+        first.copier.go.notify_one();
+        let start = Instant::now();
+        while held.count() == 0 {
+            assert!(start.elapsed() < PATIENCE, "the commit does not begin");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let brief = Settings { batch_time_max: Duration::from_millis(50), ..own() };
+        let second = Member::start(&names, 2, &[&names.moves], brief).await;
+        second.waits().await;
+        second.copier.go.notify_one();
+        held.release();
+        wait_for(broker, &names, &["wait"]).await;
+        let (first, second) = (first.end().await, second.end().await);
+        assert_eq!((first.commits, first.aborts, first.records), (1, 1, 1), "{first:?}");
+        assert_eq!((second.commits, second.aborts, second.records), (1, 0, 1), "{second:?}");
+        wait_for(broker, &names, &["s1", "wait"]).await;
+    });
+    assert_eq!(committed(broker, &names, &names.stays), Some(1));
+    assert_eq!(committed(broker, &names, &names.moves), Some(1));
 }
 
 /// The group does not wait longer for a handler than it has said. When the handler is done, the partition is another member's,

@@ -45,8 +45,8 @@ pub struct KafkaFile {
     pub new_group: NewGroupWord,
     /// Members of the group in this process, each with its own producer. Default 1, maximum 100.
     pub concurrency: Option<u16>,
-    /// The next batch of a slot is handled and written while the commit of its last one is answered, by a second producer whose
-    /// transactional.id has `.2` behind it. Default false.
+    /// The next batch of a slot is handled and written while its last one is committed, by further producers whose
+    /// transactional.id has `.2` and `.3` behind it. Default false.
     pub overlap: bool,
     /// How often a record is tried. Default 5.
     pub attempts_max: Option<u32>,

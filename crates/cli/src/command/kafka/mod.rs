@@ -55,8 +55,8 @@ The file:
   transactional_id = \"billing-1\"  # the instance's own, the same after a restart; slots add -0, -1 and so on
   new_group = \"earliest\"          # where a group without offsets begins: earliest, latest, refuse
   concurrency = 1                  # slots, each a member of the group with its own producer
-  overlap = false                  # true: a slot's next batch is handled and written while its last commit is answered,
-                                   # by a second producer: billing-1-0.2 beside billing-1-0, with the same rights
+  overlap = false                  # true: a slot's next batch is handled and written while its last one is committed, by
+                                   # further producers: billing-1-0.2 and .3 beside billing-1-0, with the same rights
   attempts_max = 5
   command = [\"./bill.sh\"]
   [batch]                          # a transaction ends at the first of these
@@ -104,7 +104,7 @@ Examples:
   hapax kafka check --config billing.toml
   hapax kafka check --topic orders --topic bills --group billing --transactional-id billing-1-0
 
-The file is that of `hapax kafka run`. With `overlap = true` the second producer's id is looked at, too.")]
+The file is that of `hapax kafka run`. With `overlap = true` the ids of the further producers are looked at, too.")]
     Check {
         /// A topic that is read or written.
         #[arg(long = "topic", value_name = "TOPIC")]
@@ -192,13 +192,11 @@ async fn check(cluster: &Cluster, file: &KafkaFile, out: Output) -> anyhow::Resu
     let mut found = Findings { refused, ..Findings::default() };
     if found.refused.is_empty() {
         found = admin::check(cluster, &wanted).await?;
-        if let Some(id) = wanted.transactional_id.filter(|_| file.overlap) {
-            // The producer that takes turns with the first one. What is wrong with the cluster was found above.
-            let second = Wanted {
-                transactional_id: Some(hapax_kafka::processor::second_id(&id)),
-                ..Wanted::default()
-            };
-            let more = admin::check(cluster, &second).await?;
+        let id = wanted.transactional_id.filter(|_| file.overlap);
+        for id in id.iter().flat_map(|id| hapax_kafka::processor::other_ids(id)) {
+            // A producer that takes turns with the first one. What is wrong with the cluster was found above.
+            let other = Wanted { transactional_id: Some(id), ..Wanted::default() };
+            let more = admin::check(cluster, &other).await?;
             found.refused.extend(more.refused.into_iter().filter(|it| it.key == "transactional.id"));
         }
     }
