@@ -25,7 +25,7 @@ use transactions::{How, Transactions};
 
 const CLIENTS: usize = 16;
 /// Numbers of clients whose throughput is compared.
-const CLIENT_COUNTS: [usize; 5] = [1, 4, 16, 64, 256];
+const CLIENT_COUNTS: [usize; 6] = [1, 4, 16, 64, 256, 1024];
 /// Receives of each queue in a round of the part `depth`.
 const RECEIVES: usize = 40;
 const LONG_POLLS: usize = 1_000;
@@ -193,30 +193,41 @@ fn each(counted: Statements, done: u64) -> Statements {
 }
 
 async fn clients(args: &Args, server: &mut Server) {
-    let mut hapax = Contestant::hapax(server, "Hapax", "hapax_clients", "jobs", 1).await;
-    hapax.fill(server, SHALLOW).await;
-    let mut series: [Series; CLIENT_COUNTS.len()] = Default::default();
+    let mut all = [
+        Contestant::hapax(server, "Hapax", "hapax_clients", "jobs", 1).await,
+        Contestant::hapax(server, "Hapax, two servers", "hapax_clients_two", "jobs", 2).await,
+    ];
+    let mut series: [[Series; CLIENT_COUNTS.len()]; 2] = Default::default();
+    for contestant in &mut all {
+        contestant.fill(server, SHALLOW).await;
+    }
     for round in 0..=args.rounds {
-        for at in 0..series.len() {
-            let at = (at + round) % series.len();
+        for at in 0..CLIENT_COUNTS.len() {
+            let at = (at + round) % CLIENT_COUNTS.len();
             let load = Load { clients: CLIENT_COUNTS[at], batch: 1, time: args.time, troubled: false };
-            let turn = turn(server, &mut hapax, load).await;
-            // The first round warms up.
-            if round > 0 {
-                series[at].turns.push(turn);
+            for (contestant, series) in all.iter_mut().zip(&mut series) {
+                let turn = turn(server, contestant, load).await;
+                // The first round warms up.
+                if round > 0 {
+                    series[at].turns.push(turn);
+                }
             }
         }
     }
-    let rates: Vec<f64> = series.iter().map(|series| series.median_of(Turn::rate)).collect();
+    let [one, two] = &series;
+    let rates: Vec<f64> = one.iter().map(|series| series.median_of(Turn::rate)).collect();
     let best = rates.iter().copied().fold(0.0, f64::max);
-    let row = |(count, rate): (&usize, &f64)| {
-        vec![count.to_string(), thousands(*rate), format!("{:.2}", rate / best)]
+    let row = |at: usize| {
+        let (of_one, of_two) = (one[at].median_of(Turn::rate), two[at].median_of(Turn::rate));
+        let count = CLIENT_COUNTS[at].to_string();
+        let of_best = format!("{:.2}", of_one / best);
+        vec![count, thousands(of_one), of_best, thousands(of_two), two[at].ratio(&one[at])]
     };
-    let rows: Vec<_> = CLIENT_COUNTS.iter().zip(&rates).map(row).collect();
+    let rows: Vec<_> = (0..CLIENT_COUNTS.len()).map(row).collect();
     table(
         args.markdown,
-        "Clients of one process, one message in a call",
-        &["clients", "a second", "of the best"],
+        "Clients, one message in a call",
+        &["clients", "one server, a second", "of the best", "two servers, a second", "two of one"],
         &rows,
     );
 }
