@@ -272,8 +272,10 @@ impl Client for KafkaClient {
             producer.offsets(group, next.iter().cloned())?;
         }
         // The offsets go with the commit where the next batch need not wait for them.
-        let prepared =
-            async { Ok(if overlaps { producer.flush().await? } else { producer.prepare().await? }) };
+        let prepared = async {
+            let prepared = if overlaps { producer.flush().await } else { producer.prepare().await };
+            Ok(prepared?)
+        };
         tokio::try_join!(prepared, same_topics(&cluster, &next, deadline))?;
         Ok(())
     }

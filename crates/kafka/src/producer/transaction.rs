@@ -307,7 +307,7 @@ impl Producer {
         let id = self.config.transactional_id.clone();
         self.ending = JoinSet::new();
         self.ending.spawn(async move {
-            drop(timeout(MARKERS_WAIT_MAX, markers_written(&cluster, &id, rests)).await)
+            drop(timeout(MARKERS_WAIT_MAX, markers_written(&cluster, &id, rests)).await);
         });
         Ok(())
     }
@@ -375,7 +375,7 @@ impl Producer {
                     }
                     Some(error) if meaning(error) == Meaning::Retry => {}
                     Some(error) if meaning(error) == Meaning::Moved => {
-                        self.cluster.forget_coordinator(kind, id)
+                        self.cluster.forget_coordinator(kind, id);
                     }
                     Some(_) => return None,
                 }
