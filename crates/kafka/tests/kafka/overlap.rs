@@ -242,7 +242,7 @@ fn a_failing_batch(broker: &Broker) {
 /// transaction is complete, also when the batch was aborted because that took too long, and is another producer's then.
 fn late_offsets(broker: &Broker) {
     let mut flow = Flow::of(broker, "overlap-late", 2 * BATCH);
-    (flow.request_timeout, flow.delivery_timeout) = (Duration::from_secs(2), Duration::from_secs(8));
+    (flow.request_timeout, flow.delivery_timeout) = (Duration::from_secs(2), Duration::from_secs(15));
     let proxy = broker.proxy();
     let late = proxy.inject(Match::request("TxnOffsetCommit overlap-late"), Action::Hold).times(1);
     let offsets = proxy.inject(Match::request("TxnOffsetCommit overlap-late"), Action::Delay(Duration::ZERO));
@@ -257,7 +257,7 @@ fn late_offsets(broker: &Broker) {
     let totals = flow.run(2 * BATCH, || {
         flow.wait(|| late.count() == 1 && offsets.count() >= 1);
         flow.wait(|| flow.read(Isolation::Committed).len() == BATCH);
-        flow.wait(|| aborted.count() > 0 && flow.read(Isolation::Uncommitted).len() == 3 * BATCH);
+        flow.wait(|| aborted.count() > 0 && flow.read(Isolation::Uncommitted).len() >= 3 * BATCH);
         std::thread::sleep(NEVER);
         assert_eq!(offsets.count(), 1, "the second batch's offsets wait");
         assert!(incomplete.count() > 0, "the coordinator was not asked");
