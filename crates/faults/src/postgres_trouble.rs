@@ -65,8 +65,17 @@ impl PostgresFault {
 }
 
 fn on_answers(proxy: &FaultProxy, action: Action, below: &mut dyn FnMut(u64) -> u64) -> u64 {
-    let sql =
-        ["COMMIT", "q_recv", "q_take", "q_send", "q_ack", "ledger_claim", "ledger_complete", "ledger_write"];
+    let sql = [
+        "COMMIT",
+        "q_recv",
+        "q_take",
+        "q_send",
+        "q_ack",
+        "q_write",
+        "ledger_claim",
+        "ledger_complete",
+        "ledger_write",
+    ];
     let faults = sql.map(|sql| {
         let (skip, times) = (below(4), 1 + below(2));
         proxy.inject(Match::answer_to(sql), action).after(skip).times(times)

@@ -63,6 +63,7 @@ const SHORT_TRANSACTIONS: &[Script] = &[
     Script::Both(include_str!("../migrations/0008_short_transactions.sql")),
 ];
 const POSITIONS: &[Script] = &[Script::Both(include_str!("../migrations/0009_positions.sql"))];
+const WRITE: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0010_write.sql"))];
 
 /// Every migration, in order. A released one is never changed.
 const MIGRATIONS: &[Migration] = &[
@@ -76,6 +77,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 7, name: "outbox", scripts: OUTBOX, readers_from: 1 },
     Migration { version: 8, name: "short transactions", scripts: SHORT_TRANSACTIONS, readers_from: 1 },
     Migration { version: 9, name: "positions", scripts: POSITIONS, readers_from: 1 },
+    Migration { version: 10, name: "write", scripts: WRITE, readers_from: 1 },
 ];
 
 /// The version of the schema that this program makes.

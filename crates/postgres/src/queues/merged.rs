@@ -110,8 +110,8 @@ async fn write_all(db: &mut PgConnection, calls: &[Write]) -> Result<Vec<Written
 
 const SEND: &str = "SELECT hapax.q_send($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) AS sent";
 const ACK: &str = "SELECT acked, fences FROM hapax.q_ack($1, $2, $3)";
-const BOTH: &str = "SELECT acked, fences, hapax.q_send($4, $5, $6, $7, $8, $9, $10, $11, $12, $13) AS sent \
-                    FROM hapax.q_ack($1, $2, $3)";
+const BOTH: &str =
+    "SELECT acked, fences, sent FROM hapax.q_write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
 
 /// One statement: sends to a queue, acks in a queue, or both.
 async fn write(
