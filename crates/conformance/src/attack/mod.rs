@@ -77,3 +77,32 @@ pub async fn patiently<T, F: Future<Output = Result<T, StoreError>>>(mut call: i
         }
     }
 }
+
+/// How long after an outage the rate of before may take to come back.
+pub const RECOVERY_MAX: Duration = Duration::from_secs(5);
+
+/// Waits until the rate of a count is at least half of what it was, when `some` took the time `usual`; gives the time until that
+/// began. Call it when the outage is over.
+///
+/// # Panics
+/// If that has not begun after [`RECOVERY_MAX`].
+pub async fn returns_to_half(done: impl Fn() -> usize, some: usize, usual: Duration) -> Duration {
+    let (start, window) = (Instant::now(), 2 * usual);
+    let mut samples: Vec<(Duration, usize)> = vec![(Duration::ZERO, done())];
+    loop {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let (now, count) = (start.elapsed(), done());
+        let fast = |(at, before): &&(Duration, usize)| now - *at <= window && count - before >= some;
+        if let Some((began, _)) = samples.iter().find(fast) {
+            return *began;
+        }
+        let made = count - samples[0].1;
+        assert!(
+            now <= RECOVERY_MAX + window,
+            "{some} took {usual:?} before; {made} were made within {now:?} after the outage"
+        );
+        if now <= RECOVERY_MAX {
+            samples.push((now, count));
+        }
+    }
+}
