@@ -42,6 +42,12 @@ impl Failure {
         matches!(code(&**error).as_str(), "40001" | "40P01")
     }
 
+    /// Whether a lock was not had in time, or not without a deadlock.
+    pub fn lost_a_lock(&self) -> bool {
+        let Self::Database(sqlx::Error::Database(error)) = self else { return false };
+        matches!(code(&**error).as_str(), "55P03" | "40P01")
+    }
+
     /// As the seams report it.
     pub fn into_store_error(self, what: &str, access: Access) -> StoreError {
         match self {

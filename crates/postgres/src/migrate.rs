@@ -1,6 +1,8 @@
 //! The schema `hapax` and its versions. Each migration is a numbered file in `migrations/`, and is applied once, in order,
 //! in one transaction with all others that are missing.
 
+use std::time::{Duration, Instant};
+
 use hapax_core::StoreError;
 use sqlx::{Connection as _, Executor as _, PgConnection, Row as _};
 
@@ -112,17 +114,30 @@ pub async fn migrate(url: &str, options: &Options, dry_run: bool) -> Result<Migr
     let opened = opened.map_err(|_| unavailable(format!("no connection within {} ms", limit.as_millis())))?;
     let mut connection =
         opened.map_err(|error| unavailable(format!("no connection: {}", connect::refusal(&error))))?;
-    let report = apply(&mut connection, &target.options, dry_run).await;
+    let start = Instant::now();
+    let report = loop {
+        match apply(&mut connection, &target.options, dry_run).await {
+            Err(failure) if failure.lost_a_lock() && start.elapsed() < LOCKS_MAX => {
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(100..500))).await;
+            }
+            ended => break ended,
+        }
+    };
     let report = report.map_err(|failure| failure.into_store_error("migrate", Access::Write))?;
     // Its work is committed; a failed goodbye changes nothing.
     let _ = connection.close().await;
     Ok(report)
 }
 
-/// A migration may take long, but must not wait long for a lock while everything else queues behind it.
+/// How long a migration is begun again because it did not get its locks. Servers lock the same tables in other orders, so it may
+/// take several attempts under load.
+const LOCKS_MAX: Duration = Duration::from_mins(1);
+
+/// A migration may take long, but must not wait long for a lock while everything else queues behind it. It gives up before
+/// PostgreSQL looks for deadlocks (after 1 s), so that no operation of a server is the one that loses.
 const PREPARE: &str = "
 SET LOCAL statement_timeout = '30min';
-SET LOCAL lock_timeout = '10s';
+SET LOCAL lock_timeout = '500ms';
 ";
 
 const VERSIONS: &str = "

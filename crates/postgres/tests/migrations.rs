@@ -13,6 +13,7 @@ fn main() -> std::process::ExitCode {
         a_database_is_migrated_once,
         a_dry_run_changes_nothing,
         of_many_concurrent_migrations_one_does_the_work,
+        a_migration_waits_for_traffic_and_holds_it_up_for_a_moment_only,
         a_database_without_the_schema_is_refused,
         a_schema_that_needs_a_newer_program_is_refused,
         the_form_of_a_schema_is_chosen_once,
@@ -51,6 +52,34 @@ async fn of_many_concurrent_migrations_one_does_the_work(server: &'static Server
     let mut applied = all.join_all().await;
     applied.sort_unstable();
     assert_eq!(applied, [&[0; 7][..], &[SCHEMA_VERSION as usize]].concat());
+}
+
+/// A migration that does not get a lock lets those through that wait behind it, and tries again.
+async fn a_migration_waits_for_traffic_and_holds_it_up_for_a_moment_only(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let (mut holder, mut other) = (database.connect().await, database.connect().await);
+    holder.execute("BEGIN; LOCK TABLE hapax.migration IN ACCESS SHARE MODE").await.unwrap();
+    // The last migration is missing, and its entry needs a lock that the holder's is in the way of.
+    let sql = "CREATE FUNCTION hapax.locks() RETURNS trigger LANGUAGE plpgsql AS
+                 'BEGIN LOCK TABLE hapax.migration IN ACCESS EXCLUSIVE MODE; RETURN NEW; END';
+               CREATE TRIGGER locks BEFORE INSERT ON hapax.migration EXECUTE FUNCTION hapax.locks();
+               DELETE FROM hapax.migration WHERE version = (SELECT max(version) FROM hapax.migration);
+               DROP FUNCTION hapax.q_write";
+    other.execute(sql).await.unwrap();
+    let url = database.url();
+    let migrating = tokio::spawn(async move { migrate(&url, &Options::default(), false).await });
+    let waits = "SELECT count(*) FROM pg_locks WHERE relation = 'hapax.migration'::regclass AND NOT granted";
+    for _ in 0..2 {
+        let start = std::time::Instant::now();
+        while other.fetch_one(waits).await.unwrap().get::<i64, _>(0) == 0 {
+            assert!(!migrating.is_finished() && start.elapsed() < common::PATIENCE, "it waits");
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        // Queues behind it until it gives up.
+        other.execute("SELECT count(*) FROM hapax.migration").await.unwrap();
+    }
+    holder.execute("ROLLBACK").await.unwrap();
+    assert_eq!(migrating.await.unwrap().unwrap().applied.len(), 1);
 }
 
 async fn a_database_without_the_schema_is_refused(server: &'static Server) {

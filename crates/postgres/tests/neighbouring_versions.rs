@@ -28,11 +28,11 @@ fn migrated(server: &'static Server) {
     runtime.block_on(a_migration_under_traffic_loses_and_doubles_nothing(server));
 }
 
-/// Columns for the tables with a row for each message and for the entries of the ledger, and functions that are replaced. What
-/// it locks it locks at once and in one order: a real migration waits for traffic in the same way.
+/// Columns for the tables with a row for each message and for the entries of the ledger, and functions that are replaced. It
+/// waits for locks as `hapax migrate` does.
 fn next_version() -> String {
     format!(
-        "BEGIN; SET LOCAL lock_timeout = '10s';
+        "BEGIN; SET LOCAL lock_timeout = '500ms';
          LOCK TABLE hapax.q_parked, hapax.q_ready, hapax.q_claim, hapax.q_due, hapax.q_fifo, hapax.q_head, hapax.q_queue,
            hapax.ledger_entry;
          DO $$ DECLARE t text; f oid; BEGIN
@@ -40,7 +40,7 @@ fn next_version() -> String {
              EXECUTE format('ALTER TABLE hapax.%I ADD COLUMN next_version text DEFAULT ''new'', ADD COLUMN next_number bigint', t);
            END LOOP;
            FOR f IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'hapax'::regnamespace AND p.prokind = 'f'
-               AND p.proname IN ('q_send', 'q_ack', 'q_take', 'q_recv_fifo', 'q_heads', 'q_promote', 'ledger_claim') LOOP
+               AND p.proname IN ('q_send', 'q_ack', 'q_write', 'q_take', 'q_recv_fifo', 'q_heads', 'q_promote', 'ledger_claim') LOOP
              EXECUTE replace(pg_get_functiondef(f), 'BEGIN', '/* the next version */ BEGIN');
            END LOOP;
          END $$;
@@ -50,13 +50,14 @@ fn next_version() -> String {
     )
 }
 
-/// Applies it, again if it lost against the traffic: a deadlock, or a lock that it did not get in time.
+/// Applies it, again if it did not get its locks in time: the traffic takes them in other orders.
 async fn migrate(db: &mut PgConnection) {
     let start = Instant::now();
     while let Err(error) = db.execute(next_version().as_str()).await {
         let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
         assert!(["40P01", "55P03"].contains(&code.as_str()) && start.elapsed() < PATIENCE, "{error}");
         db.execute("ROLLBACK").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(100..500))).await;
     }
 }
 
