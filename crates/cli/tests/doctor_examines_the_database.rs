@@ -2,7 +2,8 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::postgres::database;
@@ -13,6 +14,7 @@ use tempfile::tempdir;
 
 on_postgres![
     the_session_that_holds_xmin_is_named,
+    a_prepared_transaction_and_a_replication_slot_that_hold_xmin_are_named,
     tables_settings_privileges_and_clocks_are_examined,
     an_outbox_that_is_not_published_is_reported,
     dead_rows_that_stay_are_counted,
@@ -57,10 +59,7 @@ fn the_session_that_holds_xmin_is_named(postgres: &'static PostgresServer) {
     )
     .unwrap();
     let pid = lines.next().unwrap().unwrap();
-    // Each block is a transaction of its own to the database's counter.
-    let burn = "CREATE TABLE burn (x int); DO $$ BEGIN FOR i IN 1..10001 LOOP
-        BEGIN INSERT INTO burn VALUES (i); EXCEPTION WHEN OTHERS THEN RAISE; END; END LOOP; END $$";
-    postgres.sql(&name, burn).unwrap();
+    postgres.sql(&name, BURN).unwrap();
     for report in reports(&server, &url) {
         let found = found(&report, "xmin-held");
         let of_holder: Vec<_> =
@@ -82,6 +81,94 @@ fn the_session_that_holds_xmin_is_named(postgres: &'static PostgresServer) {
         let found = found(&report, "xmin-held");
         assert!(!found.iter().any(|text| text.contains(&format!("session {pid} of "))), "{report}");
     }
+}
+
+/// More transactions than may begin while something holds `xmin`. Each block is one of its own to the database's counter.
+const BURN: &str = "CREATE TABLE burn (x int); DO $$ BEGIN FOR i IN 1..10001 LOOP
+    BEGIN INSERT INTO burn VALUES (i); EXCEPTION WHEN OTHERS THEN RAISE; END; END LOOP; END $$";
+
+/// What a standby with hot_standby_feedback says of itself, on a slot that is made for it: it holds this transaction. The slot
+/// remembers it when the standby is gone. In the protocol of replication, since no program of PostgreSQL says it alone.
+fn standby_that_holds(postgres: &PostgresServer, slot: &str, xid: u32) {
+    postgres.sql("postgres", &format!("SELECT pg_create_physical_replication_slot('{slot}', true)")).unwrap();
+    let end = postgres.sql("postgres", "SELECT pg_current_wal_flush_lsn()").unwrap();
+    let mut stream = TcpStream::connect(postgres.address()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let framed =
+        |kind: &[u8], content: &[u8]| [kind, &(content.len() as u32 + 4).to_be_bytes(), content].concat();
+    let version = 196_608u32.to_be_bytes();
+    let start = [&version[..], b"user\0postgres\0replication\0true\0\0"].concat();
+    stream.write_all(&framed(b"", &start)).unwrap();
+    wait_for_message(&mut stream, b'Z');
+    let follow = format!("START_REPLICATION SLOT {slot} PHYSICAL {end}\0");
+    stream.write_all(&framed(b"Q", follow.as_bytes())).unwrap();
+    wait_for_message(&mut stream, b'W');
+    // A time, the transaction with its epoch, and the same for the catalogues: none.
+    let feedback = [&b"h"[..], &[0; 8], &xid.to_be_bytes(), &[0; 4], &[0; 8]].concat();
+    stream.write_all(&framed(b"d", &feedback)).unwrap();
+    let wait = |what: &str| {
+        let sql = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}' AND {what}");
+        let begun = Instant::now();
+        while postgres.sql("postgres", &sql).unwrap() != "1" {
+            assert!(begun.elapsed() < PATIENCE, "{slot}: {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    wait("xmin IS NOT NULL");
+    drop(stream);
+    wait("NOT active");
+}
+
+fn wait_for_message(stream: &mut TcpStream, kind: u8) {
+    loop {
+        let mut head = [0; 5];
+        stream.read_exact(&mut head).unwrap();
+        let length = u32::from_be_bytes(head[1..].try_into().unwrap());
+        let mut content = vec![0; length as usize - 4];
+        stream.read_exact(&mut content).unwrap();
+        assert_ne!(head[0], b'E', "{}", String::from_utf8_lossy(&content));
+        if head[0] == kind {
+            return;
+        }
+    }
+}
+
+fn a_prepared_transaction_and_a_replication_slot_that_hold_xmin_are_named(_: &'static PostgresServer) {
+    let postgres = PostgresServer::start(&["max_prepared_transactions=2"]).unwrap();
+    let (url, name) = database(&postgres);
+    let server = serve(&url);
+    for report in reports(&server, &url) {
+        assert!(found(&report, "xmin-held").is_empty(), "{report}");
+    }
+    let prepare = "BEGIN; CREATE TABLE booked (x int); PREPARE TRANSACTION 'booking-7'";
+    let mut session = postgres.session(&name).unwrap();
+    writeln!(session.stdin.take().unwrap(), "{prepare};").unwrap();
+    assert!(session.wait().unwrap().success());
+    let xid = postgres.sql(&name, "SELECT transaction FROM pg_prepared_xacts").unwrap().parse().unwrap();
+    standby_that_holds(&postgres, "standby_7", xid);
+    postgres.sql(&name, BURN).unwrap();
+    let parts = [
+        ["the prepared transaction booking-7 of postgres", "since 20", "ROLLBACK PREPARED 'booking-7'"],
+        [
+            "the replication slot standby_7 (not in use)",
+            "transactions back",
+            "pg_drop_replication_slot('standby_7')",
+        ],
+    ];
+    for report in wait_for(&server, &url, "xmin-held", 2) {
+        let found = found(&report, "xmin-held");
+        for parts in parts {
+            let says = |text: &&String| parts.iter().all(|part| text.contains(part));
+            assert_eq!(found.iter().filter(says).count(), 1, "{parts:?}: {report}");
+        }
+    }
+    // What the remedies say helps.
+    postgres.sql(&name, "ROLLBACK PREPARED 'booking-7'").unwrap();
+    for report in wait_for(&server, &url, "xmin-held", 1) {
+        assert!(found(&report, "xmin-held")[0].contains("standby_7"), "{report}");
+    }
+    postgres.sql(&name, "SELECT pg_drop_replication_slot('standby_7')").unwrap();
+    wait_for(&server, &url, "xmin-held", 0);
 }
 
 /// `hapax doctor`, directly and through the server, and the server's own advice say it.
@@ -297,6 +384,7 @@ fn tables_settings_privileges_and_clocks_are_examined(postgres: &'static Postgre
         "ALTER TABLE hapax.audit SET UNLOGGED; CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA hapax TO {role};
          GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA hapax TO {role};
          GRANT ALL ON ALL SEQUENCES IN SCHEMA hapax TO {role}; REVOKE DELETE ON hapax.audit FROM {role};
+         REVOKE EXECUTE ON FUNCTION hapax.doubt_cleared FROM PUBLIC;
          CREATE OR REPLACE FUNCTION hapax.now_us() RETURNS bigint LANGUAGE sql VOLATILE AS
            'SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + 60000000'"
     );
@@ -306,7 +394,7 @@ fn tables_settings_privileges_and_clocks_are_examined(postgres: &'static Postgre
     for report in reports(&limited, &url) {
         for (code, says) in [
             ("table-unlogged", "audit"),
-            ("privilege-missing", "DELETE on audit"),
+            ("privilege-missing", "DELETE on audit, EXECUTE on doubt_cleared"),
             ("database-clock-differs", "ahead of"),
         ] {
             assert!(

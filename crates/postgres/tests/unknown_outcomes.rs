@@ -83,17 +83,33 @@ fn is_unknown<T>(answer: &Result<T, StoreError>) -> bool {
 async fn a_send_whose_answer_is_cut_is_unknown_and_its_repetition_a_duplicate(server: &'static Server) {
     for name in ["jobs", "jobs.fifo"] {
         let site = Site::start(server, name).await;
-        let message = NewMessage::new("paid").dedup(DedupId::new("order-7").unwrap());
-        let message = if name == "jobs" { message } else { message.group(GroupId::new("orders").unwrap()) };
-        let cut = site.cut_answer_to("COMMIT");
-        let first = site.send(message.clone()).await;
+        let cut = async |at: usize| {
+            let message = NewMessage::new("paid").dedup(DedupId::new(format!("order-{at}")).unwrap());
+            let message =
+                if name == "jobs" { message } else { message.group(GroupId::new("orders").unwrap()) };
+            let cut = site.cut_answer_to("COMMIT");
+            let first = site.send(message.clone()).await;
+            cut.remove();
+            // Otherwise it has hit a transaction of the store's own.
+            (!matches!(first, Ok(Ok(_)))).then_some((message, first))
+        };
+        let mut hit = None;
+        for at in 0..TRIES {
+            let before = site.ready().await;
+            hit = cut(at).await;
+            assert_eq!(site.ready().await, before + 1, "{name}: it was committed");
+            if hit.is_some() {
+                break;
+            }
+        }
+        let (message, first) = hit.expect("a cut hits a send");
         assert!(is_unknown(&first), "{name}: {first:?}");
-        assert_eq!((cut.count(), site.ready().await), (1, 1), "{name}: it was committed");
+        let ready = site.ready().await;
         let again = site.send(message.clone()).await.unwrap().unwrap();
         let other = site.direct.send(&site.queue, vec![message]).await.unwrap().remove(0).unwrap();
         assert!(again.duplicate && other.duplicate, "{name}: {again:?} {other:?}");
         assert_eq!(again.id, other.id, "{name}: it is told which message it was");
-        assert_eq!(site.ready().await, 1, "{name}: it is there once");
+        assert_eq!(site.ready().await, ready, "{name}: it is there once");
     }
 }
 
