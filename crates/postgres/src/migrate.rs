@@ -68,6 +68,10 @@ const POSITIONS: &[Script] = &[Script::Both(include_str!("../migrations/0009_pos
 const WRITE: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0010_write.sql"))];
 
 /// Every migration, in order. A released one is never changed.
+///
+/// One that alters tables of messages locks `q_queue` before them, and then `ledger_entry`: nearly every transaction of a server
+/// reads the first one first. So new ones wait there, and those under way end. In another order a migration and the servers wait for each other
+/// whenever it tries, and under load it never gets all of its locks.
 const MIGRATIONS: &[Migration] = &[
     Migration { version: 1, name: "base", scripts: BASE, readers_from: 1 },
     Migration { version: 2, name: "ledger", scripts: LEDGER, readers_from: 1 },

@@ -29,12 +29,12 @@ fn migrated(server: &'static Server) {
 }
 
 /// Columns for the tables with a row for each message and for the entries of the ledger, and functions that are replaced. It
-/// waits for locks as `hapax migrate` does.
+/// waits for locks as `hapax migrate` does, and locks the tables in the order that `MIGRATIONS` asks for.
 fn next_version() -> String {
     format!(
         "BEGIN; SET LOCAL lock_timeout = '500ms';
-         LOCK TABLE hapax.q_parked, hapax.q_ready, hapax.q_claim, hapax.q_due, hapax.q_fifo, hapax.q_head, hapax.q_queue,
-           hapax.ledger_entry;
+         LOCK TABLE hapax.q_queue, hapax.ledger_entry, hapax.q_parked, hapax.q_ready, hapax.q_claim, hapax.q_due, hapax.q_fifo,
+           hapax.q_head;
          DO $$ DECLARE t text; f oid; BEGIN
            FOREACH t IN ARRAY ARRAY['q_parked', 'q_ready', 'q_claim', 'q_due', 'q_fifo', 'q_head', 'q_queue', 'ledger_entry'] LOOP
              EXECUTE format('ALTER TABLE hapax.%I ADD COLUMN next_version text DEFAULT ''new'', ADD COLUMN next_number bigint', t);
@@ -52,13 +52,15 @@ fn next_version() -> String {
 
 /// Applies it, again if it did not get its locks in time: the traffic takes them in other orders.
 async fn migrate(db: &mut PgConnection) {
-    let start = Instant::now();
+    let (start, mut attempts) = (Instant::now(), 1);
     while let Err(error) = db.execute(next_version().as_str()).await {
         let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
         assert!(["40P01", "55P03"].contains(&code.as_str()) && start.elapsed() < PATIENCE, "{error}");
         db.execute("ROLLBACK").await.unwrap();
         tokio::time::sleep(Duration::from_millis(fastrand::u64(100..500))).await;
+        attempts += 1;
     }
+    println!("the migration took {attempts} attempts");
 }
 
 async fn accepted(attacks: &[&QueueAttack]) {
