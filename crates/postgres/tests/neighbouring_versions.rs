@@ -54,7 +54,11 @@ fn next_version() -> String {
 async fn migrate(db: &mut PgConnection) {
     let (start, mut attempts) = (Instant::now(), 1);
     while let Err(error) = db.execute(next_version().as_str()).await {
-        let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
+        let code = error
+            .as_database_error()
+            .and_then(sqlx::error::DatabaseError::code)
+            .unwrap_or_default()
+            .into_owned();
         assert!(["40P01", "55P03"].contains(&code.as_str()) && start.elapsed() < PATIENCE, "{error}");
         db.execute("ROLLBACK").await.unwrap();
         tokio::time::sleep(Duration::from_millis(fastrand::u64(100..500))).await;

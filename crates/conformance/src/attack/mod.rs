@@ -92,7 +92,8 @@ pub async fn returns_to_half(done: impl Fn() -> usize, some: usize, usual: Durat
     loop {
         tokio::time::sleep(Duration::from_millis(10)).await;
         let (now, count) = (start.elapsed(), done());
-        let fast = |(at, before): &&(Duration, usize)| now - *at <= window && count - before >= some;
+        let fast =
+            |(at, before): &&(Duration, usize)| now.saturating_sub(*at) <= window && count - before >= some;
         if let Some((began, _)) = samples.iter().find(fast) {
             return *began;
         }
