@@ -6,17 +6,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
 use kafka_protocol::error::{ParseResponseErrorCode as _, ResponseError};
 use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::fetch_response::{AbortedTransaction, PartitionData};
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::{BrokerId, CreateTopicsRequest, FetchRequest, ListOffsetsRequest};
-use kafka_protocol::records::{Record, RecordBatchDecoder};
+use kafka_protocol::records::Record;
 use tokio::time::Instant;
 
 use crate::admin::{self, AdminError, refused};
+use crate::batches::take_first;
 use crate::partition::TopicPartition;
 use crate::refusal::Refusal;
 use crate::wire::{Backoff, Cluster, WireError, text};
@@ -33,8 +34,6 @@ const WINDOW: i64 = 16;
 const WINDOW_GROWTH: i64 = 8;
 /// Bytes of one response.
 const FETCH_BYTES: i32 = 1 << 20;
-/// Offset, length, and what the length does not count.
-const BATCH_HEAD: usize = 12;
 /// How long the creation of a topic may take.
 const CREATE_MS_MAX: i32 = 30_000;
 
@@ -120,21 +119,9 @@ fn committed(mut bytes: Bytes, aborted: &[AbortedTransaction]) -> Result<Read, S
     let mut aborted: Vec<&AbortedTransaction> = aborted.iter().collect();
     aborted.sort_by_key(|started| std::cmp::Reverse(started.first_offset));
     let mut open: BTreeSet<i64> = BTreeSet::new();
-    while let Some(length) = batch_length(&bytes) {
-        let mut batch = bytes.split_to(length);
-        // The offset of the batch, and how far its last record is behind it.
-        let last_delta = batch.get(23..27).and_then(|delta| <[u8; 4]>::try_from(delta).ok());
-        let last_delta = last_delta.map(i32::from_be_bytes).ok_or("a batch without a head")?;
-        let first = batch.clone().get_i64();
-        let last = first.saturating_add(i64::from(last_delta));
+    while let Some(batch) = take_first(&mut bytes)? {
+        let (info, last) = (&batch.info, batch.last_offset);
         read.next = read.next.max(last.saturating_add(1));
-        let mut head = batch.clone();
-        let infos = RecordBatchDecoder::decode_batch_info(&mut head).map_err(|error| error.to_string())?;
-        let info = infos.first().ok_or("a batch of a version before 2")?;
-        // Records have at least 7 bytes; the codec reserves memory for as many as the batch claims.
-        if usize::try_from(info.record_count).map_or(true, |count| count > length / 7) {
-            return Err(format!("a batch of {length} bytes claims {} records", info.record_count));
-        }
         while let Some(started) = aborted.pop_if(|started| started.first_offset <= last) {
             open.insert(started.producer_id.0);
         }
@@ -145,17 +132,9 @@ fn committed(mut bytes: Bytes, aborted: &[AbortedTransaction]) -> Result<Read, S
         if info.transactional && open.contains(&info.producer_id) {
             continue;
         }
-        let set = RecordBatchDecoder::decode(&mut batch).map_err(|error| error.to_string())?;
-        read.records.extend(set.records);
+        read.records.extend(batch.records()?);
     }
     Ok(read)
-}
-
-/// The length of the first batch, if it is there as a whole.
-fn batch_length(bytes: &Bytes) -> Option<usize> {
-    let length = bytes.get(8..BATCH_HEAD).and_then(|length| <[u8; 4]>::try_from(length).ok())?;
-    let length = BATCH_HEAD + usize::try_from(i32::from_be_bytes(length)).ok()?;
-    (bytes.len() >= length).then_some(length)
 }
 
 async fn leader(cluster: &Cluster, at: &TopicPartition) -> Result<String, AdminError> {

@@ -21,6 +21,7 @@
 //! | [`security`] | TLS and SASL, once for both clients |
 
 pub mod admin;
+mod batches;
 pub mod compacted;
 #[cfg(feature = "consumer")]
 pub mod consumer;

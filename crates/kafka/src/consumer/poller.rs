@@ -362,6 +362,8 @@ fn native_config(config: &ConsumerConfig) -> ClientConfig {
         .set("enable.auto.offset.store", "false")
         .set("auto.offset.reset", "error")
         .set("allow.auto.create.topics", "false")
+        // Off in librdkafka, on in Kafka's Java clients: a flipped bit would be handled as a record.
+        .set("check.crcs", "true")
         // A longer pause means that the process was stopped.
         .set("max.poll.interval.ms", poll_ms.to_string())
         .set("queued.max.messages.kbytes", "16384")
@@ -517,8 +519,8 @@ impl Poller<'_> {
         let topics = self.shared.config.topics.join(", ");
         let reason = match code {
             RDKafkaErrorCode::NotImplemented => {
-                "a batch is compressed with zstd, which this build does not read \
-                 (gzip, snappy and lz4 are read); write it with another compression.type"
+                "a batch has a format that this build does not read (gzip, snappy, lz4 and zstd are read); write it with another \
+                 compression.type"
                     .to_owned()
             }
             code => format!("a batch is damaged ({code}); compare it with another replica"),

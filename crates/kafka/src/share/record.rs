@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
 use hapax_core::{
     Attribute, AttributeValue, Attributes, Delivery, Fence, GroupId, IdempotencyKey, KeySource, MessageId,
     Priority,
 };
-use kafka_protocol::records::{Record as WireRecord, RecordBatchDecoder};
+use kafka_protocol::records::Record as WireRecord;
 
 use super::state::{Held, Place};
+use crate::batches::take_first;
 
 /// Headers of copies in the retry topic and in the dead-letter topic.
 pub mod headers {
@@ -41,8 +42,6 @@ const TOPIC_ATTRIBUTE: &str = "kafka-topic";
 const PARTITION_ATTRIBUTE: &str = "kafka-partition";
 const OFFSET_ATTRIBUTE: &str = "kafka-offset";
 const KEY_ATTRIBUTE: &str = "kafka-key";
-/// The bytes of a batch before its content: offset and length.
-const BATCH_START: usize = 12;
 
 /// A record and what its copies carry on.
 #[derive(Debug)]
@@ -200,22 +199,13 @@ pub(super) fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The records of a fetch, those of transaction markers left out.
+/// The records of a fetch, those of transaction markers left out. A broker may cut the last batch off.
 pub(super) fn decode(mut bytes: Bytes) -> Result<Vec<WireRecord>, String> {
     let mut records = Vec::new();
-    while bytes.len() > BATCH_START {
-        let length = i32::from_be_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
-        let Some(length) = usize::try_from(length).ok().and_then(|length| length.checked_add(BATCH_START))
-        else {
-            return Err(format!("a batch of {length} bytes"));
-        };
-        // A broker may cut the last batch off.
-        if length > bytes.len() {
-            break;
+    while let Some(batch) = take_first(&mut bytes)? {
+        if !batch.info.control {
+            records.extend(batch.records()?);
         }
-        let mut batch = bytes.copy_to_bytes(length);
-        let set = RecordBatchDecoder::decode(&mut batch).map_err(|error| error.to_string())?;
-        records.extend(set.records.into_iter().filter(|record| !record.control));
     }
     Ok(records)
 }

@@ -284,9 +284,8 @@ impl Session {
             Err(problem) => {
                 let (_, number) = partition;
                 let problem = format!(
-                    "records of {topic}/{number} cannot be read: {problem}; compressed records are not supported: set \
-                     compression.type=uncompressed on the topic, and the broker stores what comes from then on as it is read. Each \
-                     start takes one of their deliveries, and the broker drops them after the last: mend it before the next start"
+                    "records of {topic}/{number} cannot be read: {problem}; compare the batch with another replica. Each start takes one of its \
+                     deliveries, and the broker drops its records after the last one: mend it before the next start"
                 );
                 return self.engine.shared.fails(StoreError::Invalid(problem));
             }
