@@ -8,11 +8,13 @@ use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
 use kafka_protocol::messages::describe_producers_request::TopicRequest;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
+use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
 use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
 use kafka_protocol::messages::{
     BrokerId, ConsumerGroupDescribeRequest, DescribeConfigsRequest, DescribeGroupsRequest,
     DescribeProducersRequest, DescribeTransactionsRequest, InitProducerIdRequest, ListOffsetsRequest,
-    ListTransactionsRequest, MetadataRequest, MetadataResponse, OffsetFetchRequest, ProducerId,
+    ListTransactionsRequest, MetadataRequest, MetadataResponse, OffsetFetchRequest, OffsetFetchResponse,
+    ProducerId,
 };
 
 use crate::refusal::Refusal;
@@ -100,6 +102,10 @@ pub async fn lag(cluster: &Cluster, group: &str) -> Result<Vec<PartitionLag>, Ad
     let asked = OffsetFetchRequestGroup::default().with_group_id(text(group).into()).with_topics(None);
     let request = OffsetFetchRequest::default().with_groups(vec![asked]);
     let (answer, _) = cluster.call_at(&coordinator, &request, OFFSET_FETCH_MAX).await?;
+    // A coordinator that reads its offsets, for example, must not be taken for a group without any.
+    if let Some(error) = first_error(&answer) {
+        return Err(refused(format!("the offsets of group {group}"))(error));
+    }
     let mut lags = Vec::new();
     for topic in answer.groups.iter().flat_map(|group| &group.topics) {
         let name = topic.name.to_string();
@@ -113,21 +119,29 @@ pub async fn lag(cluster: &Cluster, group: &str) -> Result<Vec<PartitionLag>, Ad
         let ends = ends(cluster, &name, &partitions, 0).await?;
         let stable = self::ends(cluster, &name, &partitions, 1).await?;
         for (partition, committed) in committed {
-            let end = |ends: &HashMap<i32, i64>| ends.get(&partition).copied().unwrap_or(committed);
-            let (stable_end, end) = (end(&stable), end(&ends));
+            let end = |ends: &Ends| {
+                let end = ends.get(&partition).copied().unwrap_or(Err(ResponseError::LeaderNotAvailable));
+                end.map_err(refused(format!("the end of {name}/{partition}")))
+            };
+            let (stable_end, end) = (end(&stable)?, end(&ends)?);
             lags.push(PartitionLag { topic: name.clone(), partition, committed, stable_end, end });
         }
     }
     Ok(lags)
 }
 
+fn first_error(answer: &OffsetFetchResponse) -> Option<ResponseError> {
+    let of_groups = answer.groups.iter().map(|group| group.error_code);
+    let topics = answer.groups.iter().flat_map(|group| &group.topics);
+    let of_partitions = topics.flat_map(|topic| &topic.partitions).map(|part| part.error_code);
+    of_groups.chain(of_partitions).find_map(|code| code.err())
+}
+
+/// Offsets by partition, or why a broker does not tell one.
+type Ends = HashMap<i32, Result<i64, ResponseError>>;
+
 /// The ends of partitions, for readers of this isolation: 0 reads everything, 1 committed records.
-async fn ends(
-    cluster: &Cluster,
-    topic: &str,
-    partitions: &[i32],
-    isolation: i8,
-) -> Result<HashMap<i32, i64>, AdminError> {
+async fn ends(cluster: &Cluster, topic: &str, partitions: &[i32], isolation: i8) -> Result<Ends, AdminError> {
     offsets_at(cluster, topic, partitions, isolation, END).await
 }
 
@@ -141,7 +155,7 @@ async fn offsets_at(
     partitions: &[i32],
     isolation: i8,
     time: i64,
-) -> Result<HashMap<i32, i64>, AdminError> {
+) -> Result<Ends, AdminError> {
     cluster.forget_topic(topic);
     let leaders = cluster.leaders(topic).await?.map_err(refused(format!("topic {topic}")))?;
     let mut by_node: BTreeMap<i32, Vec<ListOffsetsPartition>> = BTreeMap::new();
@@ -162,9 +176,7 @@ async fn offsets_at(
             .with_topics(vec![topic]);
         let (answer, _) = cluster.call_at(&address, &request, LIST_OFFSETS_MAX).await?;
         for part in answer.topics.iter().flat_map(|topic| &topic.partitions) {
-            if part.error_code.err().is_none() {
-                ends.insert(part.partition_index, part.offset);
-            }
+            ends.insert(part.partition_index, part.error_code.err().map_or(Ok(part.offset), Err));
         }
     }
     Ok(ends)
@@ -271,7 +283,8 @@ pub async fn blocked(cluster: &Cluster, topics: &[String]) -> Result<Vec<Blocked
         let stable = self::ends(cluster, &topic, &partitions, 1).await?;
         for part in &found.partitions {
             let partition = part.partition_index;
-            let (Some(&end), Some(&stable_end)) = (ends.get(&partition), stable.get(&partition)) else {
+            let (Some(&Ok(end)), Some(&Ok(stable_end))) = (ends.get(&partition), stable.get(&partition))
+            else {
                 continue;
             };
             let Some(leader) = addresses.get(&part.leader_id.0).filter(|_| stable_end < end) else {
@@ -380,8 +393,12 @@ pub struct Wanted {
     pub transaction_timeout_ms: Option<u64>,
     /// The topics that it reads and writes.
     pub topics: Vec<String>,
+    /// Those that its group reads. Default: all topics.
+    pub inputs: Option<Vec<String>>,
     /// The group that it will join.
     pub group: Option<String>,
+    /// With how many members. 0, the default, counts as one.
+    pub members: usize,
 }
 
 /// What was found.
@@ -396,7 +413,7 @@ pub struct Findings {
 /// Copies of each record, and copies that have it before it is acknowledged: with fewer, the loss of one machine can lose
 /// records that were acknowledged.
 const REPLICATION_MIN: usize = 3;
-const IN_SYNC_MIN: u32 = 2;
+const IN_SYNC_MIN: usize = 2;
 
 /// Compares a cluster with what a program wants of it, before the first record.
 pub async fn check(cluster: &Cluster, wanted: &Wanted) -> Result<Findings, AdminError> {
@@ -435,31 +452,64 @@ pub async fn check(cluster: &Cluster, wanted: &Wanted) -> Result<Findings, Admin
             found.refused.push(Refusal::new("topic", name, format!("{error}{remedy}")));
             continue;
         }
-        partitions += topic.partitions.len();
+        if wanted.inputs.as_ref().is_none_or(|inputs| inputs.contains(&name)) {
+            partitions += topic.partitions.len();
+        }
         let numbers: Vec<i32> = topic.partitions.iter().map(|part| part.partition_index).collect();
         found.warnings.extend(skew(cluster, &name, &numbers).await?);
-        let replication = topic.partitions.iter().map(|part| part.replica_nodes.len()).min().unwrap_or(0);
-        let in_sync = config(cluster, &brokers, 2, &name, "min.insync.replicas").await;
-        let Some(in_sync) = examined(in_sync, &mut found)? else { continue };
-        let in_sync = in_sync.and_then(|value| value.parse::<u32>().ok()).unwrap_or(1);
-        let (key, value, least) = if replication < REPLICATION_MIN {
-            ("replication factor", replication.to_string(), REPLICATION_MIN.to_string())
-        } else if in_sync < IN_SYNC_MIN {
-            ("min.insync.replicas", in_sync.to_string(), IN_SYNC_MIN.to_string())
-        } else {
-            continue;
-        };
+        examine_copies(cluster, &brokers, topic, &mut found).await?;
+    }
+    if let Some(group) = &wanted.group {
+        let more = wanted.members.max(1);
+        check_members(cluster, group, partitions, more, &mut found).await?;
+    }
+    Ok(found)
+}
+
+/// The part of [`check`] that each processor asks for: whether the records of topics survive the loss of a machine. Topics that do not
+/// exist are passed over.
+#[cfg(feature = "consumer")]
+pub(crate) async fn check_copies(cluster: &Cluster, topics: &[String]) -> Result<Findings, AdminError> {
+    let mut found = Findings::default();
+    let described = metadata(cluster, topics).await?;
+    let brokers = brokers(&described);
+    for topic in described.topics.iter().filter(|topic| topic.error_code.err().is_none()) {
+        examine_copies(cluster, &brokers, topic, &mut found).await?;
+    }
+    Ok(found)
+}
+
+async fn examine_copies(
+    cluster: &Cluster,
+    brokers: &BTreeMap<i32, String>,
+    topic: &MetadataResponseTopic,
+    found: &mut Findings,
+) -> Result<(), AdminError> {
+    let name = topic.name.as_ref().map(|name| name.to_string()).unwrap_or_default();
+    let replication = topic.partitions.iter().map(|part| part.replica_nodes.len()).min().unwrap_or(0);
+    let in_sync = config(cluster, brokers, 2, &name, "min.insync.replicas").await;
+    let Some(in_sync) = examined(in_sync, found)? else { return Ok(()) };
+    let in_sync = in_sync.and_then(|value| value.parse().ok()).unwrap_or(1);
+    if let Some((key, value, least)) = too_few_copies(replication, in_sync) {
         let remedy = format!(
             "with one machine, acknowledged records of topic {name} can be lost; at least {least} is needed"
         );
         // With one broker there is nothing better.
         let list = if brokers.len() == 1 { &mut found.warnings } else { &mut found.refused };
-        list.push(Refusal::new(key, value, remedy));
+        list.push(Refusal::new(key, value.to_string(), remedy));
     }
-    if let Some(group) = &wanted.group {
-        check_members(cluster, group, partitions, &mut found).await?;
+    Ok(())
+}
+
+/// The setting that is too low, its value, and the least that is needed.
+fn too_few_copies(replication: usize, in_sync: usize) -> Option<(&'static str, usize, usize)> {
+    if replication < REPLICATION_MIN {
+        Some(("replication factor", replication, REPLICATION_MIN))
+    } else if in_sync < IN_SYNC_MIN {
+        Some(("min.insync.replicas", in_sync, IN_SYNC_MIN))
+    } else {
+        None
     }
-    Ok(found)
 }
 
 /// What was not permitted to be examined is a warning.
@@ -514,8 +564,9 @@ async fn skew(cluster: &Cluster, topic: &str, partitions: &[i32]) -> Result<Opti
     let count = partitions.len() as i64;
     let begins = offsets_at(cluster, topic, partitions, 0, BEGIN).await?;
     let ends = ends(cluster, topic, partitions, 0).await?;
-    let size = |partition: &i32| {
-        ends.get(partition).zip(begins.get(partition)).map_or(0, |(end, begin)| end - begin)
+    let size = |partition: &i32| match (ends.get(partition), begins.get(partition)) {
+        (Some(Ok(end)), Some(Ok(begin))) => end - begin,
+        _ => 0,
     };
     let total: i64 = partitions.iter().map(size).sum();
     let Some((most, partition)) = partitions.iter().map(|partition| (size(partition), partition)).max()
@@ -536,6 +587,7 @@ async fn check_members(
     cluster: &Cluster,
     group: &str,
     partitions: usize,
+    more: usize,
     found: &mut Findings,
 ) -> Result<(), AdminError> {
     let coordinator = cluster.coordinator(CoordinatorKind::Group, group).await?;
@@ -551,8 +603,12 @@ async fn check_members(
             members = answer.groups.iter().map(|group| group.members.len()).sum();
         }
     }
-    if members >= partitions && partitions > 0 {
-        let remedy = format!("there are {partitions} partitions: one more member would have none");
+    let idle = (members + more).saturating_sub(partitions).min(more);
+    if idle > 0 && partitions > 0 {
+        let remedy = format!(
+            "{more} more would join, and there are {partitions} partitions: {idle} of them would have none; add partitions, or \
+             start fewer"
+        );
         found.warnings.push(Refusal::new("members", members.to_string(), remedy));
     }
     Ok(())
@@ -589,6 +645,14 @@ pub(crate) async fn config(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn three_copies_of_which_two_are_written_are_enough() {
+        assert_eq!(too_few_copies(3, 2), None);
+        assert_eq!(too_few_copies(5, 3), None);
+        assert_eq!(too_few_copies(2, 2), Some(("replication factor", 2, 3)));
+        assert_eq!(too_few_copies(3, 1), Some(("min.insync.replicas", 1, 2)));
+    }
 
     #[test]
     fn skew_is_told_from_an_even_share() {

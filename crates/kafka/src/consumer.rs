@@ -215,6 +215,34 @@ impl Revocation {
     }
 }
 
+/// A member's identity, and the partitions that it had under it.
+#[derive(Clone)]
+pub struct Ownership {
+    /// The identity.
+    pub member: GroupMetadata,
+    /// The partitions, with the numbers of their assignments.
+    partitions: Vec<(TopicPartition, u64)>,
+    shared: Arc<Shared>,
+}
+
+impl Ownership {
+    /// Whether the group has given none of the partitions to another member since: they are this one's, or they are revoked and still
+    /// waited for.
+    pub fn is_kept(&self) -> bool {
+        self.partitions.iter().all(|(at, since)| self.shared.is_kept(at, *since))
+    }
+}
+
+impl fmt::Debug for Ownership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { member, partitions, .. } = self;
+        f.debug_struct("Ownership")
+            .field("member", member)
+            .field("partitions", partitions)
+            .finish_non_exhaustive()
+    }
+}
+
 /// A member of a consumer group. Dropping it leaves the group.
 pub struct Consumer {
     /// Gone when the thread has ended, so that a consumer that ended leaves its group.
@@ -338,15 +366,18 @@ impl Consumer {
         &self,
         partitions: &[TopicPartition],
         revocation: Option<&Revocation>,
-    ) -> Option<GroupMetadata> {
-        let identity = self.group_metadata()?;
+    ) -> Option<Ownership> {
+        let member = self.group_metadata()?;
         // A broker takes offsets without a member from anyone.
-        let is_member = identity.generation > 0 && !identity.member.is_empty() && !self.shared.is_by_broker();
-        let may = |at: &TopicPartition| match revocation {
-            Some(revocation) if revocation.partitions.contains(at) => revocation.is_waited_for(),
-            _ => self.epochs.get(at).is_some_and(|epoch| self.shared.is_assigned(at, *epoch)),
+        if member.generation <= 0 || member.member.is_empty() || self.shared.is_by_broker() {
+            return None;
+        }
+        let since = |at: &TopicPartition| match revocation {
+            Some(revocation) if revocation.partitions.contains(at) => self.shared.leaving_since(at),
+            _ => self.shared.assigned_since(at, *self.epochs.get(at)?),
         };
-        (is_member && partitions.iter().all(may)).then_some(identity)
+        let owned = partitions.iter().map(|at| Some((at.clone(), since(at)?)));
+        Some(Ownership { member, partitions: owned.collect::<Option<_>>()?, shared: self.shared.clone() })
     }
 
     /// Commits offsets of the next records to the broker, without waiting.

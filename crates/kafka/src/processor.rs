@@ -5,14 +5,42 @@
 //! batch grows, and count only with its commit. Records of a batch that was aborted are handled again; readers at
 //! `read_committed` see each output once.
 //!
+//! ```no_run
+//! # async fn example(shutdown: impl Future<Output = ()> + Send) -> Result<(), hapax_kafka::processor::ProcessorError> {
+//! use hapax_kafka::consumer::{ConsumerConfig, Record};
+//! use hapax_kafka::processor::{Failure, Handler, KafkaClient, Processor, ProcessorConfig};
+//! use hapax_kafka::producer::{NewRecord, ProducerConfig};
+//! use hapax_kafka::wire::Connect;
+//!
+//! struct Bills;
+//!
+//! impl Handler for Bills {
+//!     async fn handle(&mut self, record: &Record, output: &mut Vec<NewRecord>) -> Result<(), Failure> {
+//!         let order = record.value.clone().ok_or(Failure::Reject("an order without a value".into()))?;
+//!         output.push(NewRecord::new("bills", record.key.clone().unwrap_or_default(), order));
+//!         Ok(())
+//!     }
+//! }
+//!
+//! let consumer = ConsumerConfig::new("localhost:9092", "billing", &["orders"]);
+//! let producer = ProducerConfig::new(Connect::plain(["localhost:9092"]), "billing-1");
+//! let config = ProcessorConfig { dead_letters: Some("orders-dead".into()), ..ProcessorConfig::default() };
+//! let client = KafkaClient::connect(&consumer, producer, &config).await?;
+//! let totals = Processor::new(config, client, Bills).run(shutdown).await?;
+//! println!("{} records in {} transactions", totals.records, totals.commits);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! | trouble | what it does |
 //! |---|---|
 //! | the handler fails, a record is not written, offsets are refused | aborts, goes back to the batch's first records |
 //! | the handler rejects a record, or fails as often as it may | the record goes to the dead-letter topic, or the processor ends |
 //! | partitions are revoked, and the batch holds records of them | commits within `revoke_timeout`, or aborts |
 //! | the same, and the commit has begun and is not answered in time | lets go of them, and settles the commit: the next owner waits for it, unless offsets that come too late are refused |
-//! | partitions were taken before the commit began | aborts |
+//! | partitions were taken before the commit began, or the broker's answer to its offsets came | aborts |
 //! | partitions are lost | aborts if the batch holds records of them |
+//! | an abort, or the settling of a commit, is not answered | tries it again until the end is requested |
 //! | a commit stays unanswered | asks the coordinator to settle it, and continues at the committed offsets |
 //! | a commit fails, and the next batch is being written (`overlap`) | aborts that one, too, before anything is handled again |
 //! | an input topic was deleted and created again | aborts, and ends with both ids; the next start reads the new topic from its start |

@@ -55,7 +55,7 @@ pub struct ProducerConfig {
     pub transaction_timeout: Duration,
     /// How long a record, offsets, an abort or an initialisation is tried. Default 30 s.
     pub delivery_timeout: Duration,
-    /// Maximum size of a batch of a partition. Default 900 kB; the broker's limit (`max.message.bytes`) is 1 MiB by default.
+    /// Maximum size of a batch of a partition. Default 1,048,000; the broker's limit (`max.message.bytes`) is 1,048,588 by default.
     pub batch_bytes_max: usize,
     /// A partition's records are sent when this much of them waits and its last batch was written; a commit or a flush sends
     /// the rest. Default 256 KiB.
@@ -72,7 +72,7 @@ impl ProducerConfig {
             transactional_id: transactional_id.to_owned(),
             transaction_timeout: Duration::from_mins(1),
             delivery_timeout: Duration::from_secs(30),
-            batch_bytes_max: 900_000,
+            batch_bytes_max: 1_048_000,
             batch_bytes_min: 256 << 10,
             buffer_bytes_max: 2 << 20,
         }
@@ -122,12 +122,14 @@ pub struct Producer {
     offsets: Option<(GroupMetadata, BTreeMap<TopicPartition, NextOffset>)>,
     /// All batches and the offsets of this transaction are written.
     prepared: Option<Prepared>,
-    /// The transaction of this id has to be complete before the offsets are sent.
-    follows: Option<String>,
+    /// The transaction of this id has to be complete before the offsets are sent: the one at whose end its producer got this identity.
+    follows: Option<(String, Option<Identity>)>,
     /// An EndTxn(commit) of this transaction may have reached the coordinator without an answer.
     uncertain: bool,
     /// The coordinator may know this transaction: a request of it was not refused because of the identity.
     known: bool,
+    /// An initialisation may have reached the coordinator without an answer: the identity that it knows may be this producer's.
+    initialising: bool,
     /// Ends when the coordinator has completed the transaction before this one.
     ending: JoinSet<()>,
     /// Other producers have their turns between two transactions.
@@ -171,6 +173,7 @@ impl Producer {
             follows: None,
             uncertain: false,
             known: false,
+            initialising: false,
             ending: JoinSet::new(),
             rests: false,
             next_partition: 0,
@@ -205,7 +208,7 @@ impl Producer {
     }
 
     /// Adds a record to the transaction. It is sent when enough wait, with [`Producer::flush`], or with the commit. An error may
-    /// be that of an earlier record.
+    /// be that of an earlier record. After it was cancelled the record may have been added: only `abort` is right then.
     pub async fn send(&mut self, record: NewRecord) -> Result<(), ProducerError> {
         self.require_open("send")?;
         record.check(self.config.batch_bytes_max)?;
@@ -239,12 +242,17 @@ impl Producer {
     /// this transaction's it would be the last one in the log, and replace them. So these are not sent before the coordinator has
     /// completed the other transaction; the broker refuses a copy that comes later.
     pub(crate) fn follow(&mut self, other: &Self) {
-        self.follows = Some(other.config.transactional_id.clone());
+        self.follows = Some((other.config.transactional_id.clone(), other.identity()));
     }
 
     /// Whether a copy of the last transaction's offsets may still arrive, because an attempt to send them was not answered.
     pub(crate) fn offsets_may_return(&self) -> bool {
         self.prepared.is_some_and(|prepared| prepared.offsets_may_return)
+    }
+
+    /// The transaction, whose commit has not begun, can only be aborted.
+    pub(crate) fn refuse(&mut self, reason: &str) -> ProducerError {
+        self.failed("the commit", Cause::Other(reason.to_owned()))
     }
 
     /// Other producers have their turns between two transactions of this one: the coordinator has time to complete them.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use hapax_kafka::consumer::{Event, GroupMetadata, Revocation, TopicPartition};
+use hapax_kafka::consumer::{Event, Ownership, Revocation, TopicPartition};
 use hapax_kafka::processor::{Client, CommitAnswer, KafkaClient, ProcessorError, TopicIds};
 use hapax_kafka::producer::{NewRecord, NextOffset, ProducerError};
 
@@ -27,11 +27,7 @@ impl Client for Timed {
         self.inner.seek(at, offset);
     }
 
-    fn owner_of(
-        &self,
-        partitions: &[TopicPartition],
-        revocation: Option<&Revocation>,
-    ) -> Option<GroupMetadata> {
+    fn owner_of(&self, partitions: &[TopicPartition], revocation: Option<&Revocation>) -> Option<Ownership> {
         self.inner.owner_of(partitions, revocation)
     }
 
@@ -49,10 +45,10 @@ impl Client for Timed {
 
     async fn prepare(
         &mut self,
-        group: GroupMetadata,
+        owner: Ownership,
         next: Vec<(TopicPartition, NextOffset)>,
     ) -> Result<(), ProcessorError> {
-        self.inner.prepare(group, next).await
+        self.inner.prepare(owner, next).await
     }
 
     fn overlaps(&self) -> bool {

@@ -55,11 +55,27 @@ struct Seek {
     epoch: u64,
 }
 
+/// An assigned partition.
+#[derive(Clone, Copy)]
+struct Assigned {
+    /// The number of its assignment.
+    since: u64,
+    /// That of its assignment or its last seek.
+    epoch: u64,
+}
+
+/// The partitions that the group knows as this member's.
+#[derive(Default)]
+struct Partitions {
+    assigned: HashMap<TopicPartition, Assigned>,
+    /// Those that are revoked, and still waited for, with the numbers of their assignments.
+    leaving: HashMap<TopicPartition, u64>,
+}
+
 /// What the thread and the owner share.
 pub(super) struct Shared {
     control: mpsc::UnboundedSender<Event>,
-    /// Of assigned partitions.
-    epochs: Mutex<HashMap<TopicPartition, u64>>,
+    partitions: Mutex<Partitions>,
     /// Grows with each assignment and seek.
     epoch: AtomicU64,
     seeks: Mutex<Vec<Seek>>,
@@ -75,7 +91,7 @@ impl Shared {
     pub fn new(config: &ConsumerConfig, control: mpsc::UnboundedSender<Event>) -> Self {
         Self {
             control,
-            epochs: Mutex::default(),
+            partitions: Mutex::default(),
             epoch: AtomicU64::new(0),
             seeks: Mutex::default(),
             queued_records: AtomicUsize::new(0),
@@ -113,13 +129,26 @@ impl Shared {
         epoch
     }
 
-    /// Whether a partition is assigned, with the number that the owner knows.
-    pub fn is_assigned(&self, at: &TopicPartition, epoch: u64) -> bool {
-        self.epochs().get(at) == Some(&epoch)
+    /// The number of a partition's assignment, if it is assigned, and the owner knows its last seek.
+    pub fn assigned_since(&self, at: &TopicPartition, epoch: u64) -> Option<u64> {
+        let assigned = self.partitions().assigned.get(at).copied();
+        assigned.filter(|assigned| assigned.epoch == epoch).map(|assigned| assigned.since)
     }
 
-    fn epochs(&self) -> MutexGuard<'_, HashMap<TopicPartition, u64>> {
-        self.epochs.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The number of a partition's assignment, if it is revoked and still waited for.
+    pub fn leaving_since(&self, at: &TopicPartition) -> Option<u64> {
+        self.partitions().leaving.get(at).copied()
+    }
+
+    /// Whether a partition is this member's by that assignment, or is revoked and still waited for.
+    pub fn is_kept(&self, at: &TopicPartition, since: u64) -> bool {
+        let partitions = self.partitions();
+        let assigned = partitions.assigned.get(at).is_some_and(|assigned| assigned.since == since);
+        assigned || partitions.leaving.get(at) == Some(&since)
+    }
+
+    fn partitions(&self) -> MutexGuard<'_, Partitions> {
+        self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tell(&self, event: Event) {
@@ -221,7 +250,8 @@ impl Context {
             let added = list.add_partition_offset(&at.topic, at.partition, offset);
             added.map_err(|error| ConsumerError::Fatal(format!("{at}: {error}")))?;
         }
-        shared.epochs().extend(partitions.into_iter().map(|at| (at, epoch)));
+        let assigned = Assigned { since: epoch, epoch };
+        shared.partitions().assigned.extend(partitions.into_iter().map(|at| (at, assigned)));
         Ok(list)
     }
 
@@ -273,7 +303,13 @@ impl Context {
         if partitions.is_empty() {
             return;
         }
-        shared.epochs().retain(|at, _| !partitions.contains(at));
+        {
+            let Partitions { assigned, leaving } = &mut *shared.partitions();
+            for at in &partitions {
+                let assigned = assigned.remove(at).filter(|_| !lost);
+                leaving.extend(assigned.map(|assigned| (at.clone(), assigned.since)));
+            }
+        }
         if lost {
             shared.tell(Event::Lost(partitions));
             return;
@@ -285,6 +321,7 @@ impl Context {
         // Ends when the owner drops the event; nothing is ever sent.
         let _: Result<(), _> = wait.recv_timeout(shared.config.revoke_wait);
         waited_for.store(false, Ordering::SeqCst);
+        shared.partitions().leaving.clear();
     }
 }
 
@@ -425,11 +462,15 @@ impl Poller<'_> {
         let seeks = std::mem::take(&mut *self.shared.seeks.lock().unwrap_or_else(PoisonError::into_inner));
         for Seek { at, offset, before, epoch } in seeks {
             // One that was revoked meanwhile begins elsewhere when it comes back.
-            if self.shared.epochs().get(&at) != Some(&before) {
+            if self.shared.assigned_since(&at, before).is_none() {
                 continue;
             }
             match self.native.seek(&at.topic, at.partition, Offset::Offset(offset), QUESTION) {
-                Ok(()) => drop(self.shared.epochs().insert(at, epoch)),
+                Ok(()) => {
+                    if let Some(assigned) = self.shared.partitions().assigned.get_mut(&at) {
+                        assigned.epoch = epoch;
+                    }
+                }
                 Err(error) => self.shared.end(ConsumerError::Fatal(format!("seek in {at}: {error}"))),
             }
         }
@@ -470,7 +511,8 @@ impl Poller<'_> {
             topic
         });
         let at = TopicPartition { topic, partition: message.partition() };
-        let Some(epoch) = self.shared.epochs().get(&at).copied() else { return };
+        let assigned = self.shared.partitions().assigned.get(&at).copied();
+        let Some(Assigned { epoch, .. }) = assigned else { return };
         let headers = message.headers().map(|headers| {
             let header = |header: rdkafka::message::Header<'_, &[u8]>| {
                 (header.key.to_owned(), header.value.map(Bytes::copy_from_slice))

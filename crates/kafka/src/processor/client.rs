@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use hapax_core::mutant;
 use kafka_protocol::error::ResponseError;
@@ -10,9 +11,10 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{ProcessorConfig, ProcessorError};
-use crate::consumer::{Consumer, ConsumerConfig, ConsumerError, Event, Revocation};
+use crate::admin::{self, AdminError};
+use crate::consumer::{Consumer, ConsumerConfig, ConsumerError, Event, Ownership, Revocation};
 use crate::machine::{Misuse, State};
-use crate::partition::{GroupMetadata, TopicId, TopicPartition};
+use crate::partition::{TopicId, TopicPartition};
 use crate::producer::{Cause, NewRecord, NextOffset, Producer, ProducerConfig, ProducerError};
 use crate::refusal;
 use crate::wire::{Backoff, Cluster};
@@ -38,11 +40,7 @@ pub trait Client: Send {
     fn seek(&mut self, at: &TopicPartition, offset: i64);
     /// The member's identity, if it has all of these partitions since their records were read, or gives them up by this
     /// revocation. Offsets that are committed under it are refused by the broker after another member has got one of them.
-    fn owner_of(
-        &self,
-        partitions: &[TopicPartition],
-        revocation: Option<&Revocation>,
-    ) -> Option<GroupMetadata>;
+    fn owner_of(&self, partitions: &[TopicPartition], revocation: Option<&Revocation>) -> Option<Ownership>;
     /// Begins a transaction. While a commit is under way it may be called if `overlaps`.
     fn begin(&mut self) -> Result<(), ProducerError>;
     /// Adds a record to the transaction.
@@ -57,16 +55,17 @@ pub trait Client: Send {
     /// member. Safe to cancel; then `abort` follows.
     fn prepare(
         &mut self,
-        group: GroupMetadata,
+        owner: Ownership,
         next: Vec<(TopicPartition, NextOffset)>,
     ) -> impl Future<Output = Result<(), ProcessorError>> + Send;
     /// Whether another transaction can begin while the commit of the present one is under way.
     fn overlaps(&self) -> bool;
-    /// Commits the transaction that was prepared, with the offsets if they are not written yet. From here on it must not be aborted,
-    /// unless the commit is refused. At most one commit is under way.
+    /// Commits the transaction that was prepared, with the offsets if they are not written yet; refuses it if a partition is another
+    /// member's by the time that the offsets are written. From here on it must not be aborted, unless the commit is refused. At most one
+    /// commit is under way.
     fn commit(&mut self) -> CommitAnswer;
     /// Aborts the transaction that is open, and the one whose commit was refused; returns whether there was such a one. Another commit
-    /// that is under way is not touched.
+    /// that is under way is not touched. After a retriable error it may be called again, and so may `settle`.
     fn abort(&mut self) -> impl Future<Output = Result<bool, ProducerError>> + Send;
     /// After a commit of unknown outcome, and when no other transaction is open: settles it, and returns the committed offsets of the
     /// partitions that have one.
@@ -116,6 +115,10 @@ pub struct KafkaClient {
     /// The commit under way. It ends with this client.
     commit: JoinSet<()>,
     overlaps: bool,
+    /// The owner of the partitions of the batch that was prepared.
+    owner: Option<Ownership>,
+    /// One whose commit was refused was aborted, and the abort of the one that is open has to be called again.
+    refused: bool,
 }
 
 /// The ids of the producers that take turns with that of `transactional_id` where transactions overlap. One writes a batch and one
@@ -134,11 +137,11 @@ impl KafkaClient {
         }
         let others = Arc::new(Mutex::new(others));
         let (producer, commit) = (Some(producer), JoinSet::new());
-        Self { consumer, cluster, producer, others, commit, overlaps }
+        Self { consumer, cluster, producer, others, commit, overlaps, owner: None, refused: false }
     }
 
-    /// Checks that a batch fits into a transaction, takes the transactional id over, and then joins the group: the
-    /// transaction of a predecessor is ended before its offsets are read.
+    /// Checks that a batch fits into a transaction, takes the transactional id over, checks the copies of the topics, and then joins the
+    /// group: the transaction of a predecessor is ended before its offsets are read.
     pub async fn connect(
         consumer: &ConsumerConfig,
         producer: ProducerConfig,
@@ -162,8 +165,11 @@ impl KafkaClient {
         let (settling, delivery) = (producer.transaction_timeout, producer.delivery_timeout);
         let mut consumer = consumer.clone();
         consumer.revoke_wait = consumer.revoke_wait.max(processor.handler_timeout + processor.revoke_timeout);
-        consumer.assign_wait = consumer.assign_wait.max(settling + delivery * 2);
+        // Where transactions overlap, a commit waits for the one before, and a batch for that.
+        let tries = if processor.overlap { 4 } else { 2 };
+        consumer.assign_wait = consumer.assign_wait.max(settling + delivery * tries);
         let first = Producer::connect(producer.clone()).await?;
+        require_copies(first.cluster(), &consumer, processor, delivery).await?;
         let mut others = Vec::new();
         if processor.overlap {
             for transactional_id in other_ids(&producer.transactional_id) {
@@ -198,6 +204,17 @@ impl KafkaClient {
         let place = others.iter().position(which)?;
         Some(others.remove(place))
     }
+}
+
+/// Commits unless a partition is another member's when the offsets are written. A broker refuses offsets that come after that by the
+/// member's generation, but not in a group with a member of the protocol `consumer` (KIP-848), which anyone can start. What is this
+/// member's now was its own when the broker took the offsets: the next owner's start waits for them.
+async fn commit_owned(producer: &mut Producer, owner: Option<Ownership>) -> Result<(), ProducerError> {
+    producer.prepare().await?;
+    if !owner.is_some_and(|owner| owner.is_kept()) {
+        return Err(producer.refuse("a partition of the batch is another member's by now"));
+    }
+    producer.commit().await
 }
 
 /// Whether the transaction of a producer can only be aborted.
@@ -235,11 +252,7 @@ impl Client for KafkaClient {
         self.consumer.seek(at, offset);
     }
 
-    fn owner_of(
-        &self,
-        partitions: &[TopicPartition],
-        revocation: Option<&Revocation>,
-    ) -> Option<GroupMetadata> {
+    fn owner_of(&self, partitions: &[TopicPartition], revocation: Option<&Revocation>) -> Option<Ownership> {
         self.consumer.owner_of(partitions, revocation)
     }
 
@@ -262,10 +275,11 @@ impl Client for KafkaClient {
 
     async fn prepare(
         &mut self,
-        group: GroupMetadata,
+        owner: Ownership,
         next: Vec<(TopicPartition, NextOffset)>,
     ) -> Result<(), ProcessorError> {
-        let (cluster, overlaps) = (self.cluster.clone(), self.overlaps);
+        let (cluster, overlaps, group) = (self.cluster.clone(), self.overlaps, owner.member.clone());
+        self.owner = Some(owner);
         let producer = self.producer()?;
         let deadline = Instant::now() + producer.delivery_timeout();
         if !mutant::is(OFFSETS_APART) {
@@ -292,9 +306,9 @@ impl Client for KafkaClient {
         if let Some(before) = lock(&self.others).iter().rfind(|other| other.offsets_may_return()) {
             producer.follow(before);
         }
-        let others = self.others.clone();
+        let (others, owner) = (self.others.clone(), self.owner.take());
         self.commit.spawn(async move {
-            let committed = producer.commit().await;
+            let committed = commit_owned(&mut producer, owner).await;
             // Before the answer: whoever has it finds the producer.
             lock(&others).push(producer);
             let _ = answer.send(committed);
@@ -308,9 +322,11 @@ impl Client for KafkaClient {
             Some(producer) if producer.state() != State::Ready => producer.abort().await,
             _ => Ok(()),
         };
-        let Some(refused) = self.take(is_refused) else { return open.map(|()| false) };
-        self.abort_other(refused).await?;
-        open.map(|()| true)
+        if let Some(refused) = self.take(is_refused) {
+            self.abort_other(refused).await?;
+            self.refused = true;
+        }
+        open.map(|()| std::mem::take(&mut self.refused))
     }
 
     async fn settle(
@@ -319,8 +335,9 @@ impl Client for KafkaClient {
         partitions: &[TopicPartition],
     ) -> Result<BTreeMap<TopicPartition, NextOffset>, ProducerError> {
         if let Some(mut unknown) = self.take(|producer| producer.state() == State::Unknown) {
-            unknown.recover().await?;
+            let recovered = unknown.recover().await;
             lock(&self.others).push(unknown);
+            recovered?;
         }
         if mutant::is(SETTLED_UNREAD) {
             return Ok(BTreeMap::new());
@@ -331,6 +348,36 @@ impl Client for KafkaClient {
     async fn close(&mut self) {
         self.consumer.close().await;
     }
+}
+
+/// Refuses a cluster of several brokers where the loss of one can lose records of the inputs, or dead letters, that were acknowledged. The
+/// output topics are the handler's; `admin::check` examines all.
+async fn require_copies(
+    cluster: &Cluster,
+    consumer: &ConsumerConfig,
+    processor: &ProcessorConfig,
+    wait_max: Duration,
+) -> Result<(), ProcessorError> {
+    let topics: Vec<String> = consumer.topics.iter().chain(&processor.dead_letters).cloned().collect();
+    let (what, start, mut backoff) = ("examining the topics", Instant::now(), Backoff::new());
+    let found = loop {
+        match admin::check_copies(cluster, &topics).await {
+            Ok(found) => break found,
+            Err(AdminError::Wire(error)) if error.is_transient() && start.elapsed() < wait_max => {
+                backoff.wait().await;
+            }
+            Err(AdminError::Wire(error)) => {
+                return Err(ProducerError::Unavailable { what, cause: error.into() }.into());
+            }
+            Err(error) => {
+                return Err(ProducerError::Fatal { what, cause: Cause::Other(error.to_string()) }.into());
+            }
+        }
+    };
+    for warning in found.warnings {
+        tracing::warn!("{} = {:?}: {}", warning.key, warning.value, warning.remedy);
+    }
+    if found.refused.is_empty() { Ok(()) } else { Err(ConsumerError::Refused(found.refused).into()) }
 }
 
 /// Whether the topics are those that the offsets belong to. Their records were read before this is asked, and ids are never used

@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::batch::Batch;
 use super::client::{CommitAnswer, TOPIC_IDS, require_same};
 use super::{Client, Failure, Handler, ProcessorCells, ProcessorConfig, ProcessorError, Totals};
-use crate::consumer::{Assignment, ConsumerError, Event, Record, Revocation, StartAt};
-use crate::partition::{GroupMetadata, TopicId, TopicPartition};
+use crate::consumer::{Assignment, ConsumerError, Event, Ownership, Record, Revocation, StartAt};
+use crate::partition::{TopicId, TopicPartition};
 use crate::producer::{Cause, ErrorKind, NewRecord, NextOffset, ProducerError};
 use crate::wire::Backoff;
 
@@ -35,6 +37,8 @@ pub struct Processor<C, H> {
     backoff: Backoff,
     totals: Totals,
     counts: Arc<ProcessorCells>,
+    /// Whether the end was requested.
+    ends: watch::Receiver<bool>,
 }
 
 /// Time for the end of what a failed run has left open, so that readers do not wait for its timeout.
@@ -47,6 +51,9 @@ const READY_MAX: Duration = Duration::from_millis(1);
 /// How often the topics are compared with those of the brokers while no record comes: in a topic that was created again, the
 /// records may be in front of the offset that is waited at.
 const COMPARE_EVERY: Duration = Duration::from_secs(5);
+
+/// A wait for the commit before, after which the topics are compared again.
+const COMPARE_AGAIN: Duration = Duration::from_secs(1);
 
 /// A batch whose commit has begun.
 #[derive(Debug)]
@@ -65,6 +72,11 @@ impl Committing {
             None => std::future::pending().await,
         }
     }
+}
+
+/// Returns when the end is requested.
+async fn requested(ends: &mut watch::Receiver<bool>) {
+    let _ = ends.wait_for(|requested| *requested).await.map(drop);
 }
 
 /// How often a record failed, and the last reason.
@@ -92,6 +104,7 @@ impl<C: Client, H: Handler> Processor<C, H> {
             backoff: Backoff::new(),
             totals: Totals::default(),
             counts: Arc::default(),
+            ends: watch::channel(false).1,
         }
     }
 
@@ -105,31 +118,40 @@ impl<C: Client, H: Handler> Processor<C, H> {
     /// Processes until `end` is ready; the batch under way is committed then, and the group is left. After an error the next
     /// producer with the same transactional id ends what is open.
     pub async fn run(mut self, end: impl Future<Output = ()> + Send) -> Result<Totals, ProcessorError> {
-        let ended = self.run_until(end).await;
-        match &ended {
-            Err(ProcessorError::Producer(ProducerError::Fenced { .. })) => self.counts.producer_fenced.add(),
-            // What is not ended here is ended by the next start, or when it times out.
-            Err(_) => {
-                if self.committing.is_some()
-                    && let Ok(Ok(())) = timeout(LAST_END_MAX, Committing::answer(&mut self.committing)).await
-                {
-                    self.committed();
-                }
-                let _ = timeout(LAST_END_MAX, self.client.abort()).await;
+        let (request, ends) = watch::channel(false);
+        self.ends = ends;
+        let requested = async {
+            end.await;
+            request.send_replace(true);
+            std::future::pending().await
+        };
+        let ended = tokio::select! {
+            ended = self.process() => ended,
+            ended = requested => ended,
+        };
+        if let Err(ProcessorError::Producer(ProducerError::Fenced { .. })) = &ended {
+            self.counts.producer_fenced.add();
+        }
+        // What is not ended here is ended by the next start, or when it times out. One of several producers may be fenced.
+        if ended.is_err() {
+            if self.committing.is_some()
+                && let Ok(Ok(())) = timeout(LAST_END_MAX, Committing::answer(&mut self.committing)).await
+            {
+                self.committed();
             }
-            Ok(()) => {}
+            let _ = timeout(LAST_END_MAX, self.client.abort()).await;
         }
         self.client.close().await;
         ended.map(|()| self.totals)
     }
 
-    async fn run_until(&mut self, end: impl Future<Output = ()> + Send) -> Result<(), ProcessorError> {
-        tokio::pin!(end);
+    async fn process(&mut self) -> Result<(), ProcessorError> {
+        let mut ends = self.ends.clone();
         loop {
             let due = self.due;
             tokio::select! {
                 biased;
-                () = &mut end => {
+                () = requested(&mut ends) => {
                     self.commit(None).await?;
                     return self.finish().await;
                 }
@@ -345,15 +367,15 @@ impl<C: Client, H: Handler> Processor<C, H> {
             return Ok(());
         }
         let revoked = revocation.as_ref().map(|it| it.partitions.clone()).unwrap_or_default();
-        let Some(group) = self.client.owner_of(&self.batch.partitions(), revocation.as_ref()) else {
+        let Some(owner) = self.client.owner_of(&self.batch.partitions(), revocation.as_ref()) else {
             return self.abort(&revoked).await;
         };
         let sent = if revocation.is_none() {
-            self.send_commit(group, None).await
+            self.send_commit(owner, None).await
         } else {
             let limit = self.config.revoke_timeout;
             let answered = async {
-                self.send_commit(group, revocation.as_ref()).await?;
+                self.send_commit(owner, revocation.as_ref()).await?;
                 Ok(Committing::answer(&mut self.committing).await?)
             };
             match timeout(limit, answered).await {
@@ -385,17 +407,18 @@ impl<C: Client, H: Handler> Processor<C, H> {
     /// if its commit has not begun. Returns whether the next batch may begin before the answer.
     async fn send_commit(
         &mut self,
-        group: GroupMetadata,
+        owner: Ownership,
         revocation: Option<&Revocation>,
     ) -> Result<bool, ProcessorError> {
-        let name = group.group.clone();
-        self.client.prepare(group.clone(), self.next_offsets()).await?;
+        let member = owner.member.clone();
+        self.client.prepare(owner, self.next_offsets()).await?;
         if self.committing.is_some() {
+            let asked = Instant::now();
             Committing::answer(&mut self.committing).await?;
             self.committed();
-            // The group may have changed during the wait: offsets under the former identity would be refused.
+            // The group may have changed during the wait: offsets under the former identity would be refused. So may a topic.
             match self.client.owner_of(&self.batch.partitions(), revocation) {
-                Some(present) if present == group => {}
+                Some(present) if present.member == member && asked.elapsed() < COMPARE_AGAIN => {}
                 Some(present) => self.client.prepare(present, self.next_offsets()).await?,
                 None => {
                     let cause = Cause::Other("partitions of the batch are another member's".to_owned());
@@ -405,7 +428,7 @@ impl<C: Client, H: Handler> Processor<C, H> {
         }
         let overlaps = self.client.overlaps();
         let batch = std::mem::take(&mut self.batch);
-        self.committing = Some(Committing { batch, group: name, answer: self.client.commit() });
+        self.committing = Some(Committing { batch, group: member.group, answer: self.client.commit() });
         Ok(overlaps)
     }
 
@@ -487,7 +510,7 @@ impl<C: Client, H: Handler> Processor<C, H> {
     /// Aborts the batch under way, and the one before it if its commit was refused. Goes back to their first records, except in
     /// partitions that are gone.
     async fn abort(&mut self, gone: &[TopicPartition]) -> Result<(), ProcessorError> {
-        let refused = self.client.abort().await?;
+        let refused = self.abort_transactions().await?;
         self.count_aborts(usize::from(!self.batch.is_empty()) + usize::from(refused));
         let first = self.take_back(refused);
         for (at, offset) in first.into_iter().filter(|(at, _)| !gone.contains(at)) {
@@ -499,17 +522,40 @@ impl<C: Client, H: Handler> Processor<C, H> {
         Ok(())
     }
 
+    /// Brokers that are away are waited for until the end is requested: nothing is lost meanwhile, and another start could do no more.
+    async fn abort_transactions(&mut self) -> Result<bool, ProducerError> {
+        loop {
+            match self.client.abort().await {
+                Err(error) if self.is_tried_again(&error) => {}
+                ended => return ended,
+            }
+        }
+    }
+
+    fn is_tried_again(&self, error: &ProducerError) -> bool {
+        let again = error.kind() == ErrorKind::Retriable && !*self.ends.borrow();
+        if again {
+            tracing::warn!(%error, "it is tried again");
+        }
+        again
+    }
+
     /// Continues where the committed offsets are.
     async fn settle(&mut self, error: ProducerError) -> Result<(), ProcessorError> {
         tracing::warn!(%error, "the commit is settled with the coordinator");
         if !self.batch.is_empty() {
-            self.client.abort().await?;
+            self.abort_transactions().await?;
             self.count_aborts(1);
         }
         let unknown = self.committing.as_ref();
         let group = unknown.map(|it| it.group.clone()).unwrap_or_default();
         let partitions = unknown.map(|it| it.batch.partitions()).unwrap_or_default();
-        let committed = self.client.settle(&group, &partitions).await?;
+        let committed = loop {
+            match self.client.settle(&group, &partitions).await {
+                Err(error) if self.is_tried_again(&error) => {}
+                settled => break settled?,
+            }
+        };
         for (at, first) in self.take_back(true) {
             let own = self.topics.get(&at);
             // The offset of an earlier topic with the same name says nothing about this one.
@@ -565,19 +611,24 @@ fn place(record: &Record) -> (TopicPartition, i64) {
     (record.at.clone(), record.offset)
 }
 
-/// A record for the dead-letter topic: the record itself, with where it came from and why.
+/// The headers that a dead letter gets: where the record was, and why it is dead.
+const LETTER_HEADERS: [&str; 4] = ["hapax-topic", "hapax-partition", "hapax-offset", "hapax-error"];
+
+/// A record for the dead-letter topic: the record itself, with where it came from and why. Of several headers with the same name it has
+/// the last one.
 fn dead_letter(topic: &str, record: &Record, reason: &str) -> NewRecord {
-    let mut headers: Vec<_> =
-        record.headers.iter().filter(|(name, _)| !name.starts_with("hapax-")).cloned().collect();
-    headers.dedup_by(|later, earlier| later.0 == earlier.0);
-    for (name, value) in [
-        ("hapax-topic", record.at.topic.to_string()),
-        ("hapax-partition", record.at.partition.to_string()),
-        ("hapax-offset", record.offset.to_string()),
-        ("hapax-error", reason.to_owned()),
-    ] {
-        headers.push((name.to_owned(), Some(value.into())));
+    let mut headers: Vec<(String, Option<Bytes>)> = Vec::new();
+    for (name, value) in &record.headers {
+        headers.retain(|(earlier, _)| earlier != name);
+        headers.push((name.clone(), value.clone()));
     }
+    // Those of an earlier death. Others of ours stay: the idempotency key has to survive a redrive.
+    headers.retain(|(name, _)| !LETTER_HEADERS.contains(&name.as_str()));
+    let (partition, offset) = (record.at.partition.to_string(), record.offset.to_string());
+    let values = [record.at.topic.to_string(), partition, offset, reason.to_owned()];
+    headers.extend(
+        LETTER_HEADERS.into_iter().zip(values).map(|(name, value)| (name.to_owned(), Some(value.into()))),
+    );
     NewRecord {
         topic: topic.to_owned(),
         partition: None,
@@ -585,5 +636,38 @@ fn dead_letter(topic: &str, record: &Record, reason: &str) -> NewRecord {
         value: record.value.clone(),
         headers,
         timestamp_ms: record.timestamp_ms,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_letter_keeps_the_key_and_the_last_header_of_each_name() {
+        let header = |name: &str, value: &'static str| (name.to_owned(), Some(Bytes::from(value)));
+        let record = Record {
+            at: TopicPartition::new("orders", 1),
+            offset: 7,
+            timestamp_ms: None,
+            key: None,
+            value: None,
+            headers: vec![
+                header("a", "1"),
+                header("hapax-idempotency-key", "order-7"),
+                header("hapax-error", "an earlier death"),
+                header("a", "2"),
+            ],
+        };
+        let letter = dead_letter("dead", &record, "no such order");
+        let expected = [
+            ("hapax-idempotency-key", "order-7"),
+            ("a", "2"),
+            ("hapax-topic", "orders"),
+            ("hapax-partition", "1"),
+            ("hapax-offset", "7"),
+            ("hapax-error", "no such order"),
+        ];
+        assert_eq!(letter.headers, expected.map(|(name, value)| header(name, value)));
     }
 }

@@ -39,6 +39,7 @@ const INIT: &str = "the initialisation of the producer";
 const OFFSETS: &str = "sending offsets";
 const COMMIT: &str = "the commit";
 const ABORT: &str = "the abort";
+const DESCRIBE: &str = "asking who has the transactional id";
 
 impl Producer {
     /// Refuses a cluster whose transactions let a delayed request of one reach the next.
@@ -84,6 +85,7 @@ impl Producer {
         let deadline = Instant::now() + self.config.delivery_timeout;
         let mut backoff = Backoff::new();
         loop {
+            let before = std::mem::replace(&mut self.initialising, true);
             let called = match self.transactional_id() {
                 Some(_) => self.coordinator(&request, INIT_VERSION).await,
                 // Any broker gives identities to producers without transactions.
@@ -94,6 +96,7 @@ impl Producer {
                     None => {
                         let (producer_id, epoch) = (response.producer_id.0, response.producer_epoch);
                         self.machine.initialised(Identity { producer_id, epoch })?;
+                        self.initialising = false;
                         self.forget();
                         return Ok(());
                     }
@@ -107,12 +110,16 @@ impl Producer {
                         });
                     }
                     Some(error) => {
+                        self.initialising = before;
                         self.look_up_again(error);
                         Cause::Broker(error)
                     }
                 },
                 Err(cause) => cause,
             };
+            if matches!(cause, Cause::Wire(WireError::Connect { .. })) {
+                self.initialising = before;
+            }
             if !may_retry(&cause) {
                 let cause = self.named(cause, "Write", "");
                 return Err(ProducerError::Fatal { what: INIT, cause });
@@ -125,9 +132,11 @@ impl Producer {
     }
 
     /// After a commit of unknown outcome: settles it with the coordinator, and makes the producer ready. The caller then reads
-    /// the committed offsets before it produces anything.
+    /// the committed offsets before it produces anything. After [`ProducerError::Unavailable`] it may be called again.
     pub async fn recover(&mut self) -> Result<(), ProducerError> {
-        self.require_no_successor().await?;
+        if !self.initialising {
+            self.require_no_successor().await?;
+        }
         self.initialise().await
     }
 
@@ -181,18 +190,20 @@ impl Producer {
 
     /// Waits until the coordinator has completed the transaction that this one follows.
     async fn followed_is_complete(&mut self) -> Result<(), ProducerError> {
-        let Some(id) = self.follows.clone() else { return Ok(()) };
+        let Some((id, after)) = self.follows.clone() else { return Ok(()) };
         let deadline = Instant::now() + self.config.delivery_timeout;
         let mut backoff = Backoff::new();
         loop {
-            let state = self.described(&id).await.map(|(_, state)| state);
-            let reason = match state {
-                Some(state) if !state.starts_with("Prepare") => break,
-                Some(state) => format!("the transaction of {id} is still in the state {state}"),
-                None => format!("the coordinator does not tell the state of the transaction of {id}"),
+            let cause = match self.described(&id, deadline).await {
+                Ok(None) => break,
+                Ok(Some((told, state))) if is_complete(after, told, &state) => break,
+                Ok(Some((told, state))) => {
+                    Cause::Other(format!("the transaction of {id} is not complete: {state}, {told}"))
+                }
+                Err(cause) => cause,
             };
             if Instant::now() >= deadline {
-                return Err(self.failed(OFFSETS, Cause::Other(reason)));
+                return Err(self.failed(OFFSETS, cause));
             }
             backoff.wait().await;
         }
@@ -271,8 +282,11 @@ impl Producer {
                         _ if before => return Err(self.unknown(cause)),
                         Meaning::Stale => {
                             self.machine.commit_refused();
-                            self.require_no_successor().await?;
-                            return Err(ProducerError::Abort { what: COMMIT, cause });
+                            // If there is no answer now, the abort asks again.
+                            return Err(match self.require_no_successor().await {
+                                Err(fenced @ ProducerError::Fenced { .. }) => fenced,
+                                _ => ProducerError::Abort { what: COMMIT, cause },
+                            });
                         }
                         Meaning::Forbidden => {
                             self.machine.commit_refused();
@@ -344,9 +358,12 @@ impl Producer {
         }
     }
 
-    /// The producer is fenced if the coordinator knows a later one than this one's last transaction can have left behind.
+    /// The producer is fenced if the coordinator knows a later one than this one's last transaction can have left behind. Without an
+    /// answer nothing is known: an initialisation could take the id over from a successor.
     async fn require_no_successor(&mut self) -> Result<(), ProducerError> {
-        let described = self.described(&self.config.transactional_id).await;
+        let deadline = Instant::now() + self.config.delivery_timeout;
+        let described = self.described(&self.config.transactional_id, deadline).await;
+        let described = described.map_err(|cause| ProducerError::Unavailable { what: DESCRIBE, cause })?;
         let (Some(ours), Some((theirs, state))) = (self.identity(), described) else {
             return Ok(());
         };
@@ -358,30 +375,36 @@ impl Producer {
         Err(ProducerError::Fenced { transactional_id, ours, theirs: Some(theirs) })
     }
 
-    /// What the coordinator knows of a transactional id: the present identity and the state of its transaction.
-    async fn described(&self, id: &str) -> Option<(Identity, String)> {
-        let deadline = Instant::now() + self.config.delivery_timeout;
+    /// What the coordinator knows of a transactional id: the present identity and the state of its transaction. `None`: it knows
+    /// nothing, or does not tell this user. An error: it did not answer in time.
+    async fn described(&self, id: &str, deadline: Instant) -> Result<Option<(Identity, String)>, Cause> {
         let mut backoff = Backoff::new();
         let kind = CoordinatorKind::Transaction;
         let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![text(id).into()]);
         loop {
-            if let Ok(response) = call_coordinator(&self.cluster, kind, id, &request, DESCRIBE_VERSION).await
-                && let Some(found) = response.transaction_states.first()
-            {
-                match found.error_code.err() {
+            let called = call_coordinator(&self.cluster, kind, id, &request, DESCRIBE_VERSION).await;
+            let found = called.map(|response| response.transaction_states.into_iter().next());
+            let cause = match found {
+                Ok(None) => Cause::Other("the answer leaves the transactional id out".to_owned()),
+                Ok(Some(found)) => match found.error_code.err() {
                     None => {
                         let (producer_id, epoch) = (found.producer_id.0, found.producer_epoch);
-                        return Some((Identity { producer_id, epoch }, found.transaction_state.to_string()));
+                        let identity = Identity { producer_id, epoch };
+                        return Ok(Some((identity, found.transaction_state.to_string())));
                     }
-                    Some(error) if meaning(error) == Meaning::Retry => {}
-                    Some(error) if meaning(error) == Meaning::Moved => {
-                        self.cluster.forget_coordinator(kind, id);
-                    }
-                    Some(_) => return None,
-                }
-            }
+                    Some(error) => match meaning(error) {
+                        Meaning::Retry => Cause::Broker(error),
+                        Meaning::Moved => {
+                            self.cluster.forget_coordinator(kind, id);
+                            Cause::Broker(error)
+                        }
+                        Meaning::Stale | Meaning::Abort | Meaning::Forbidden => return Ok(None),
+                    },
+                },
+                Err(cause) => cause,
+            };
             if Instant::now() >= deadline {
-                return None;
+                return Err(cause);
             }
             backoff.wait().await;
         }
@@ -455,6 +478,14 @@ pub(super) fn may_retry(cause: &Cause) -> bool {
     }
 }
 
+/// Whether a transaction has its markers: the one at whose end its producer got the identity `after`. A coordinator that was replaced, and
+/// does not know it yet, tells of an earlier one.
+fn is_complete(after: Option<Identity>, told: Identity, state: &str) -> bool {
+    let is_earlier =
+        after.is_some_and(|after| told.producer_id == after.producer_id && told.epoch < after.epoch);
+    !is_earlier && !state.starts_with("Prepare")
+}
+
 /// Whether `theirs` was initialised after `ours`. The end of our transaction, by us or because it timed out, raises the
 /// epoch by one or two and leaves it ending or complete; an initialisation leaves it empty, at a higher epoch. A transaction
 /// that the coordinator does not know cannot have ended: then it was another producer's.
@@ -476,6 +507,23 @@ fn is_successor(ours: Identity, theirs: Identity, state: &str, known: bool) -> b
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_transaction_is_complete_only_by_what_is_told_of_it() {
+        let id = |producer_id, epoch| Identity { producer_id, epoch };
+        for (after, told, state, complete) in [
+            (id(7, 5), id(7, 5), "PrepareCommit", false),
+            (id(7, 5), id(7, 5), "CompleteCommit", true),
+            (id(7, 5), id(7, 5), "Ongoing", true),
+            (id(7, 5), id(7, 6), "Empty", true),
+            (id(7, 5), id(7, 4), "CompleteCommit", false),
+            (id(7, 5), id(7, 4), "Ongoing", false),
+            // An exhausted epoch continues with a new producer id at 0.
+            (id(7, 5), id(8, 0), "CompleteCommit", true),
+        ] {
+            assert_eq!(is_complete(Some(after), told, state), complete, "{after} {told} {state}");
+        }
+    }
 
     #[test]
     fn a_successor_is_told_from_the_end_of_the_own_transaction() {

@@ -9,7 +9,10 @@ use hapax_core::{InboxError, mutant};
 
 use super::batch::{Batch, Stopped};
 use super::{Poison, TRUSTS_THE_BROKER, ToDatabase, ToDatabaseError, ToDatabaseReport, entry, topic_id};
-use crate::consumer::{Assignment, Consumer, ConsumerError, Event, Record, StartAt, TopicPartition};
+use crate::consumer::{
+    Assignment, Consumer, ConsumerError, Event, NewGroup, Record, StartAt, TopicPartition,
+};
+use crate::refusal::Refusal;
 use crate::wire::Cluster;
 
 /// Wait before a batch is tried again: the first, and the longest.
@@ -95,6 +98,12 @@ pub(super) async fn run(
     of: ToDatabase,
     until: impl Future<Output = ()>,
 ) -> Result<ToDatabaseReport, ToDatabaseError> {
+    if of.consumer.new_group == NewGroup::Latest {
+        let remedy = "a position exists once a batch was applied: until then each start would pass over what was written before it; \
+                      use earliest, or refuse and insert the positions";
+        let refused = vec![Refusal::new("new_group", "latest", remedy)];
+        return Err(ConsumerError::Refused(refused).into());
+    }
     let mut runner = Runner {
         cluster: Cluster::new(of.connect.clone()),
         consumer: Consumer::start(&of.consumer)?,

@@ -24,17 +24,20 @@ pub fn cases() -> Vec<Case> {
 
 fn as_many_members_as_partitions(broker: &Broker, protocol: Protocol) {
     let topic = &format!("admin-members-{}", protocol.name());
+    let output = format!("{topic}-out");
     broker.create_topic(topic, 1);
+    broker.create_topic(&output, 3);
     let address = broker.address().to_string();
     let mut config = ConsumerConfig::new(&address, topic, &[topic]);
     config.properties = vec![protocol.property()];
     let mut consumer = Consumer::start(&config).unwrap();
     broker.block_on(async {
         let cluster = Cluster::new(Connect::plain([address]));
-        let (topics, group) = (vec![topic.clone()], Some(topic.clone()));
-        let wanted = Wanted { topics, group, ..Wanted::default() };
-        let warned = async || {
-            let found = admin::check(&cluster, &wanted).await.unwrap();
+        // The partitions of the output have no members.
+        let (topics, inputs) = (vec![topic.clone(), output.clone()], Some(vec![topic.clone()]));
+        let wanted = Wanted { topics, inputs, group: Some(topic.clone()), ..Wanted::default() };
+        let warned = async |members: usize| {
+            let found = admin::check(&cluster, &Wanted { members, ..wanted.clone() }).await.unwrap();
             found.warnings.into_iter().find(|warning| warning.key == "members")
         };
         let assigned = async {
@@ -48,10 +51,12 @@ fn as_many_members_as_partitions(broker: &Broker, protocol: Protocol) {
         };
         let assignment = tokio::time::timeout(PATIENCE, assigned).await.unwrap();
         assignment.start(vec![StartAt::NewGroup]);
-        let warning = warned().await.expect("one member has the only partition");
+        let warning = warned(1).await.expect("one member has the only partition");
         assert_eq!(warning.value, "1", "{protocol:?}");
         consumer.close().await;
-        assert_eq!(warned().await, None, "{protocol:?}: there is no member");
+        assert_eq!(warned(1).await, None, "{protocol:?}: there is no member");
+        let warning = warned(3).await.expect("two of three have none");
+        assert!(warning.remedy.contains("2 of them would have none"), "{protocol:?}: {warning}");
     });
 }
 
@@ -94,6 +99,7 @@ fn an_open_transaction_is_found_and_aborted(broker: &Broker) {
             transaction_timeout_ms: Some(u64::from(u32::MAX)),
             topics: vec![topic.to_owned(), "admin-missing".to_owned()],
             group: Some(topic.to_owned()),
+            ..Wanted::default()
         };
         let found = admin::check(&cluster, &wanted).await.unwrap();
         let keys: Vec<&str> = found.refused.iter().map(|refusal| refusal.key.as_str()).collect();

@@ -1,6 +1,7 @@
 //! Kafka, on one real broker for most cases.
 
 mod admin;
+mod bounds;
 mod broker;
 #[path = "../common/cases.rs"]
 mod cases;
@@ -51,6 +52,7 @@ fn main() {
         the_broker::cases(),
         delayed_commit::cases(),
         processor::cases(),
+        bounds::cases(),
         compressed::cases(),
         members::cases(),
         overlap::cases(),

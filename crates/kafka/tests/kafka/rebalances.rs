@@ -28,6 +28,12 @@ pub fn cases() -> Vec<Case> {
         shared("a_batch_without_revoked_records_continues", continues),
         shared("a_commit_without_an_answer_is_settled_after_its_partition_moved", settled_after_the_move),
         shared("offsets_that_come_after_their_partition_moved_are_refused", refused_after_the_move),
+        shared("offsets_whose_answer_comes_after_their_partition_moved_are_not_committed", |broker| {
+            not_committed_after_the_move(broker, "rebalance-answer", false);
+        }),
+        shared("offsets_whose_answer_comes_after_the_move_are_not_committed_with_overlap", |broker| {
+            not_committed_after_the_move(broker, "rebalance-answer-overlap", true);
+        }),
         shared("a_handler_that_outlasts_the_revocation_commits_nothing", |broker| {
             outlasts(broker, "rebalance-outlasts", Duration::from_millis(50));
         }),
@@ -358,6 +364,50 @@ fn refused_after_the_move(broker: &Broker) {
         let (first, second) = (first.end().await, second.end().await);
         assert_eq!((first.commits, first.aborts, first.records), (1, 1, 1), "{first:?}");
         assert_eq!((second.commits, second.aborts, second.records), (1, 0, 1), "{second:?}");
+        wait_for(broker, &names, &["s1", "wait"]).await;
+    });
+    assert_eq!(committed(broker, &names, &names.stays), Some(1));
+    assert_eq!(committed(broker, &names, &names.moves), Some(1));
+}
+
+/// The broker has taken the offsets, and its answer comes when the partition is another member's: then nothing says whether they came
+/// before the move, so the batch is aborted. The new owner, whose start has waited for the transaction, has its records.
+fn not_committed_after_the_move(broker: &Broker, case: &'static str, overlap: bool) {
+    let names = Names::create(broker, case);
+    broker.block_on(async {
+        let own = || Settings::new(broker.address().to_string());
+        let hurried = Settings {
+            overlap,
+            batch_records_max: 2,
+            revoke_timeout: Duration::from_millis(500),
+            revoke_wait: Duration::from_secs(1),
+            ..Settings::new(broker.proxied().to_string())
+        };
+        let first = Member::start(&names, 1, &[&names.stays, &names.moves], hurried).await;
+        let label = Match::answer_to(format!("TxnOffsetCommit {case}-1"));
+        let held = broker.proxy().inject(label, Action::Hold).times(1);
+        send(broker, &names.stays, &["s1"]).await;
+        send(broker, &names.moves, &["wait"]).await;
+        first.waits().await;
+        first.copier.go.notify_one();
+        let start = Instant::now();
+        while held.count() == 0 {
+            assert!(start.elapsed() < PATIENCE, "the commit does not begin");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let brief = Settings { batch_time_max: Duration::from_millis(50), ..own() };
+        let second = Member::start(&names, 2, &[&names.moves], brief).await;
+        while members_of(broker, names.case).await < 2 {
+            assert!(start.elapsed() < PATIENCE, "the partition does not move");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        held.release();
+        second.waits().await;
+        second.copier.go.notify_one();
+        wait_for(broker, &names, &["wait"]).await;
+        let (first, second) = (first.end().await, second.end().await);
+        assert_eq!((first.commits, first.aborts, first.records), (1, 1, 1), "{first:?}");
+        assert_eq!((second.aborts, second.records), (0, 1), "{second:?}");
         wait_for(broker, &names, &["s1", "wait"]).await;
     });
     assert_eq!(committed(broker, &names, &names.stays), Some(1));

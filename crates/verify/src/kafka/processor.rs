@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax_kafka::consumer::{Event, GroupMetadata, Record, Revocation, TopicPartition};
+use hapax_kafka::consumer::{Event, Ownership, Record, Revocation, TopicPartition};
 use hapax_kafka::processor::{
     Client, CommitAnswer, Failure, Handler, KafkaClient, Processor, ProcessorConfig, ProcessorError, TopicIds,
 };
@@ -195,11 +195,7 @@ impl Client for RecordingClient {
         self.inner.seek(at, offset);
     }
 
-    fn owner_of(
-        &self,
-        partitions: &[TopicPartition],
-        revocation: Option<&Revocation>,
-    ) -> Option<GroupMetadata> {
+    fn owner_of(&self, partitions: &[TopicPartition], revocation: Option<&Revocation>) -> Option<Ownership> {
         self.inner.owner_of(partitions, revocation)
     }
 
@@ -229,10 +225,10 @@ impl Client for RecordingClient {
 
     async fn prepare(
         &mut self,
-        group: GroupMetadata,
+        owner: Ownership,
         next: Vec<(TopicPartition, NextOffset)>,
     ) -> Result<(), ProcessorError> {
-        self.inner.prepare(group, next).await
+        self.inner.prepare(owner, next).await
     }
 
     fn overlaps(&self) -> bool {

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use hapax_kafka::admin::Wanted;
 use hapax_kafka::consumer::NewGroup;
+use hapax_kafka::processor::other_ids;
 use hapax_kafka::refusal;
 use hapax_kafka::security::{Security, TlsFiles};
 use hapax_kafka::wire::{Sasl, SaslMechanism};
@@ -241,6 +243,37 @@ impl KafkaFile {
         let given = properties(&self.producer).into_iter().find(|(key, _)| key == "transaction.timeout.ms");
         let given = given.and_then(|(_, value)| value.trim().parse().ok()).map(Duration::from_millis);
         given.unwrap_or_else(|| (self.batch_bound() + TRANSACTION_MARGIN).max(TRANSACTION_TIMEOUT_MIN))
+    }
+
+    /// What the cluster is compared with.
+    pub fn wanted(&self) -> Wanted {
+        Wanted {
+            transactional_id: None,
+            transaction_timeout_ms: Some(self.transaction_timeout().as_millis() as u64),
+            topics: self.all_topics(),
+            inputs: (!self.input.is_empty()).then(|| self.input.clone()),
+            group: self.group.clone(),
+            members: self.concurrency().into(),
+        }
+    }
+
+    /// The id of a slot's first producer.
+    pub fn slot_id(transactional_id: &str, slot: u16) -> String {
+        format!("{transactional_id}-{slot}")
+    }
+
+    /// The ids of all producers.
+    pub fn transactional_ids(&self) -> Vec<String> {
+        let producer = self.producer_properties();
+        let id = producer.iter().find(|(key, _)| key == "transactional.id").map(|(_, id)| id);
+        let ids = id.into_iter().flat_map(|id| (0..self.concurrency()).map(|slot| Self::slot_id(id, slot)));
+        ids.flat_map(|id| self.with_others(id)).collect()
+    }
+
+    /// The id of a slot's first producer, and those of the others that it has.
+    pub fn with_others(&self, id: String) -> Vec<String> {
+        let others = if self.overlap { other_ids(&id).to_vec() } else { Vec::new() };
+        [vec![id], others].concat()
     }
 
     /// All topics that are named.

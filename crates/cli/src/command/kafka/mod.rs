@@ -104,7 +104,7 @@ Examples:
   hapax kafka check --config billing.toml
   hapax kafka check --topic orders --topic bills --group billing --transactional-id billing-1-0
 
-The file is that of `hapax kafka run`. With `overlap = true` the ids of the further producers are looked at, too.")]
+The file is that of `hapax kafka run`: each slot has an id, and with `overlap = true` two more.")]
     Check {
         /// A topic that is read or written.
         #[arg(long = "topic", value_name = "TOPIC")]
@@ -157,10 +157,14 @@ pub async fn run(args: KafkaArgs) -> anyhow::Result<()> {
             let mut file = file;
             file.topics.extend(topics);
             file.group = group.or(file.group);
-            // Slots add their number.
-            file.transactional_id = file.transactional_id.map(|id| format!("{id}-0"));
-            file.transactional_id = transactional_id.or(file.transactional_id);
-            check(&cluster, &file, out).await
+            let ids = match transactional_id {
+                Some(id) => {
+                    file.transactional_id = Some(id.clone());
+                    file.with_others(id)
+                }
+                None => file.transactional_ids(),
+            };
+            check(&cluster, &file, ids, out).await
         }
         KafkaCommand::Lag { group } => lag(&cluster, &group, out).await,
         KafkaCommand::Transactions => transactions(&cluster, out).await,
@@ -177,27 +181,20 @@ pub async fn run(args: KafkaArgs) -> anyhow::Result<()> {
     }
 }
 
-async fn check(cluster: &Cluster, file: &KafkaFile, out: Output) -> anyhow::Result<()> {
+async fn check(cluster: &Cluster, file: &KafkaFile, ids: Vec<String>, out: Output) -> anyhow::Result<()> {
     let producer = file.producer_properties();
     let mut refused = refusal::producer(&producer, file.batch_bound().as_millis() as u64);
     refused.extend(refusal::processor(&properties(&file.consumer)));
-    let value = |name: &str| producer.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
-    let wanted = Wanted {
-        transactional_id: value("transactional.id"),
-        transaction_timeout_ms: value("transaction.timeout.ms").and_then(|value| value.parse().ok()),
-        topics: file.all_topics(),
-        group: file.group.clone(),
-    };
     // A broker is asked only about a configuration that could hold.
     let mut found = Findings { refused, ..Findings::default() };
     if found.refused.is_empty() {
-        found = admin::check(cluster, &wanted).await?;
-        let id = wanted.transactional_id.filter(|_| file.overlap);
-        for id in id.iter().flat_map(|id| hapax_kafka::processor::other_ids(id)) {
-            // A producer that takes turns with the first one. What is wrong with the cluster was found above.
-            let other = Wanted { transactional_id: Some(id), ..Wanted::default() };
-            let more = admin::check(cluster, &other).await?;
+        found = admin::check(cluster, &file.wanted()).await?;
+        for id in ids {
+            // What is wrong with the cluster was found above.
+            let wanted = Wanted { transactional_id: Some(id), ..Wanted::default() };
+            let more = admin::check(cluster, &wanted).await?;
             found.refused.extend(more.refused.into_iter().filter(|it| it.key == "transactional.id"));
+            found.warnings.extend(more.warnings);
         }
     }
     let listed = |list: &[Refusal]| {

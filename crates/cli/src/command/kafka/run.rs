@@ -224,12 +224,8 @@ fn unknown_properties(properties: &[(String, String)]) -> Vec<Refusal> {
 /// Compares the cluster with what is wanted, before the first record. An open transaction of the same id is no reason to
 /// refuse: a predecessor that was killed has left it, and the start ends it.
 async fn check(slots: &Slots) -> anyhow::Result<()> {
-    let wanted = Wanted {
-        transactional_id: None,
-        transaction_timeout_ms: Some(slots.file.transaction_timeout().as_millis() as u64),
-        topics: slots.file.all_topics(),
-        group: None,
-    };
+    // Members of a run before this one may still be in the group.
+    let wanted = Wanted { group: None, ..slots.file.wanted() };
     let cluster = Cluster::new(slots.connect.clone());
     let mut wait = RESTART_MIN;
     let start = Instant::now();
@@ -292,7 +288,7 @@ async fn run_once(
     end: impl Future<Output = ()> + Send,
 ) -> Result<(), ProcessorError> {
     let file = &slots.file;
-    let id = format!("{}-{number}", slots.transactional_id);
+    let id = KafkaFile::slot_id(&slots.transactional_id, number);
     let mut producer = ProducerConfig::new(slots.connect.clone(), &id);
     producer.transaction_timeout = file.transaction_timeout();
     let given = |name: &str| {
