@@ -144,13 +144,15 @@ impl KafkaServer {
 
     /// Starts a broker with all kinds of listeners: [`KafkaServer::secured`] has those with encryption or authentication.
     /// `alice` and `bob` are its users, with the passwords `alice-secret` and `bob-secret`, by PLAIN and both kinds of SCRAM.
-    /// Clients without a user may do everything, users only what access control lists allow. `tls` has to live as long as it.
+    /// Clients without a user may do everything, users only what access control lists allow. A client with a certificate at the
+    /// listener `TLS` is the user of the certificate's name. `tls` has to live as long as it.
     ///
     /// # Errors
     /// If it is not installed or does not start; the text has its log.
     pub fn start_secured(tls: &RedisTls, settings: &[&str]) -> Result<Self, String> {
         let stores = format!(
-            "ssl.keystore.type=PEM\nssl.keystore.location={}\nssl.truststore.type=PEM\nssl.truststore.location={}",
+            "ssl.keystore.type=PEM\nssl.keystore.location={}\nssl.truststore.type=PEM\nssl.truststore.location={}\n\
+             listener.name.tls.ssl.client.auth=requested",
             tls.identity().display(),
             tls.authority().display()
         );

@@ -53,8 +53,8 @@ impl RedisTls {
         self.folder.path().join("authority.pem")
     }
 
-    /// The server's key and certificate, in one file.
-    pub(crate) fn identity(&self) -> PathBuf {
+    /// The server's key and certificate, in one file. A client may have them, too: its name is `CN=localhost`.
+    pub fn identity(&self) -> PathBuf {
         self.folder.path().join("identity.pem")
     }
 

@@ -2,14 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use hapax_faults::KafkaOperation::{Describe, Read, Write};
-use hapax_faults::KafkaResource::{Group, Topic, TransactionalId};
+use hapax_faults::KafkaOperation::{self, Describe, Read, Write};
+use hapax_faults::KafkaResource::{self, Group, Topic, TransactionalId};
+use hapax_kafka::admin;
 use hapax_kafka::consumer::{Consumer, ConsumerConfig, ConsumerError, Event, Record, StartAt};
 use hapax_kafka::partition::{GroupMetadata, TopicPartition};
 use hapax_kafka::processor::{Failure, Handler, KafkaClient, Processor, ProcessorConfig};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig, ProducerError};
 use hapax_kafka::security::{Security, TlsFiles};
-use hapax_kafka::wire::{Sasl, SaslMechanism};
+use hapax_kafka::wire::{Cluster, Sasl, SaslMechanism};
 
 use crate::broker::{Broker, Isolation, PATIENCE};
 use crate::{Case, shared};
@@ -17,6 +18,7 @@ use crate::{Case, shared};
 pub fn cases() -> Vec<Case> {
     vec![
         shared("a_processor_runs_over_tls_and_every_mechanism", over_tls_and_every_mechanism),
+        shared("a_client_certificate_is_the_user", a_client_certificate_is_the_user),
         shared("wrong_passwords_and_strange_certificates_are_refused", wrong_credentials),
         shared("a_missing_right_is_named_with_operation_and_resource", missing_rights),
     ]
@@ -52,10 +54,12 @@ impl Handler for Copier {
     }
 }
 
+/// What a processor needs.
+const RIGHTS: [(KafkaOperation, KafkaResource); 5] =
+    [(Read, Topic), (Write, Topic), (Read, Group), (Write, TransactionalId), (Describe, TransactionalId)];
+
 fn over_tls_and_every_mechanism(broker: &Broker) {
-    for (operation, kind) in
-        [(Read, Topic), (Write, Topic), (Read, Group), (Write, TransactionalId), (Describe, TransactionalId)]
-    {
+    for (operation, kind) in RIGHTS {
         broker.allow("alice", operation, kind, "secure-");
     }
     let (plain, sha256, sha512) =
@@ -67,35 +71,66 @@ fn over_tls_and_every_mechanism(broker: &Broker) {
         ("secure-both-plain", "BOTH", Some(plain)),
         ("secure-both-512", "BOTH", Some(sha512)),
     ] {
-        let output = format!("{name}-out");
-        broker.create_topic(name, 1);
-        broker.create_topic(&output, 1);
-        let address = broker.secured(listener).to_string();
         let security = security(broker, listener != "SASL", sasl.map(|mechanism| (mechanism, "alice")));
-        broker.block_on(async {
-            // The filling producer uses the same connection.
-            let mut filler =
-                Producer::connect(producer(&address, &format!("{name}-fill"), &security)).await.unwrap();
-            filler.begin().unwrap();
-            filler.send(NewRecord::new(name, "key", "a")).await.unwrap();
-            filler.send(NewRecord::new(name, "key", "b")).await.unwrap();
-            filler.commit().await.unwrap();
-            let config =
-                ProcessorConfig { batch_time_max: Duration::from_millis(50), ..ProcessorConfig::default() };
-            let (reader, writer) = (consumer(&address, name, &security), producer(&address, name, &security));
-            let client = KafkaClient::connect(&reader, writer, &config).await.unwrap();
-            let (end, ended) = tokio::sync::oneshot::channel::<()>();
-            let processor = Processor::new(config, client, Copier(output.clone()));
-            let run = tokio::spawn(processor.run(async { drop(ended.await) }));
-            let start = Instant::now();
-            while tokio::task::block_in_place(|| broker.read(&output, Isolation::Committed)) != ["a", "b"] {
-                assert!(start.elapsed() < PATIENCE && !run.is_finished(), "{name}: {:?}", run.await);
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-            drop(end);
-            assert_eq!(run.await.unwrap().unwrap().records, 2, "{name}");
-        });
+        is_processed(broker, name, listener, &security);
     }
+}
+
+/// Two records are copied by a processor.
+fn is_processed(broker: &Broker, name: &str, listener: &str, security: &Security) {
+    let output = format!("{name}-out");
+    broker.create_topic(name, 1);
+    broker.create_topic(&output, 1);
+    let address = broker.secured(listener).to_string();
+    broker.block_on(async {
+        // The filling producer uses the same connection.
+        let mut filler =
+            Producer::connect(producer(&address, &format!("{name}-fill"), security)).await.unwrap();
+        filler.begin().unwrap();
+        filler.send(NewRecord::new(name, "key", "a")).await.unwrap();
+        filler.send(NewRecord::new(name, "key", "b")).await.unwrap();
+        filler.commit().await.unwrap();
+        let config =
+            ProcessorConfig { batch_time_max: Duration::from_millis(50), ..ProcessorConfig::default() };
+        let (reader, writer) = (consumer(&address, name, security), producer(&address, name, security));
+        let client = KafkaClient::connect(&reader, writer, &config).await.unwrap();
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let processor = Processor::new(config, client, Copier(output.clone()));
+        let run = tokio::spawn(processor.run(async { drop(ended.await) }));
+        let start = Instant::now();
+        while tokio::task::block_in_place(|| broker.read(&output, Isolation::Committed)) != ["a", "b"] {
+            assert!(start.elapsed() < PATIENCE && !run.is_finished(), "{name}: {:?}", run.await);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        drop(end);
+        assert_eq!(run.await.unwrap().unwrap().records, 2, "{name}");
+    });
+}
+
+/// By the producer's connections and by librdkafka's. Without a certificate a client at this listener may do everything.
+fn a_client_certificate_is_the_user(broker: &Broker) {
+    let identity = broker.tls().identity();
+    let mut known = security(broker, true, None);
+    known.tls.as_mut().unwrap().identity = Some((identity.clone(), identity));
+    let name = "certified";
+    let address = broker.secured("TLS").to_string();
+    let error = broker.block_on(Producer::connect(producer(&address, name, &known))).unwrap_err();
+    assert!(error.to_string().contains("the operation Write on transactional id certified"), "{error}");
+    broker.create_topic("uncertified", 1);
+    let denied = broker.block_on(async {
+        let mut reader = Consumer::start(&consumer(&address, "uncertified", &known)).unwrap();
+        ended(&mut reader).await
+    });
+    assert!(matches!(denied, ConsumerError::Refuses(_)), "{denied:?}");
+    for (operation, kind) in RIGHTS {
+        broker.allow("CN=localhost", operation, kind, name);
+    }
+    let start = Instant::now();
+    // A rule is accepted by the controller, and a moment later known to the broker.
+    while let Err(error) = broker.block_on(Producer::connect(producer(&address, name, &known))) {
+        assert!(start.elapsed() < PATIENCE, "{error}");
+    }
+    is_processed(broker, name, "TLS", &known);
 }
 
 fn wrong_credentials(broker: &Broker) {
@@ -181,6 +216,10 @@ fn missing_rights(broker: &Broker) {
     };
     let denied = read();
     assert!(denied.contains("the operation Read on group guarded;"), "{denied}");
+    // And not a group without offsets.
+    let cluster = Cluster::new(bob.connect([&address]).unwrap());
+    let denied = broker.block_on(admin::lag(&cluster, name)).unwrap_err().to_string();
+    assert!(denied.contains("group guarded") && denied.contains("kafka-acls.sh"), "{denied}");
     broker.allow("bob", Read, Group, name);
     expect("Read", "topic");
     let denied = read();
