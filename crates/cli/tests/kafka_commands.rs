@@ -126,25 +126,35 @@ async fn transactions_lag_abort_and_check() {
         std::fs::write(&file, text).unwrap();
         run(&["check", "--config", file.to_str().unwrap()])
     };
-    // The further ids are looked at where transactions overlap.
+    // The ids of all slots are looked at, and the further ids where transactions overlap.
     let turns = "topics = [\"bills\"]\ntransactional_id = \"turns\"\n";
-    for id in ["turns-0.2", "turns-0.3"] {
+    for (id, setting) in [
+        ("turns-0.2", "overlap = true\n"),
+        ("turns-0.3", "overlap = true\n"),
+        ("turns-1", "concurrency = 2\n"),
+        ("turns-1.2", "concurrency = 2\noverlap = true\n"),
+    ] {
         let mut other = ProducerConfig::new(Connect::plain([address.clone()]), id);
         other.delivery_timeout = Duration::from_mins(2);
         let mut other = Producer::connect(other).await.unwrap();
         other.begin().unwrap();
         other.send(NewRecord::new("bills", "k", "d")).await.unwrap();
         other.flush().await.unwrap();
-        let overlapping = refused(&format!("{turns}overlap = true\n"));
-        assert!(
-            overlapping.stdout.contains(&format!("refused\ttransactional.id\t{id}\t")),
-            "{overlapping:?}"
-        );
-        overlapping.failed(1);
+        let used = refused(&format!("{turns}{setting}"));
+        assert!(used.stdout.contains(&format!("refused\ttransactional.id\t{id}\t")), "{used:?}");
+        used.failed(1);
         refused(turns).ok();
         other.abort().await.unwrap();
     }
-    refused(&format!("{turns}overlap = true\n")).ok();
+    refused(&format!("{turns}concurrency = 2\noverlap = true\n")).ok();
+    // Partitions of outputs have no members.
+    let idle =
+        format!("input = [\"bills\"]\noutput = \"uneven\"\ngroup = \"idle\"\nconcurrency = 2\n{turns}");
+    let idle = refused(&idle).ok();
+    assert!(
+        idle.contains("warning\tmembers\t0\t2 more would join, and there are 1 partitions: 1 of"),
+        "{idle}"
+    );
     let max = refused("topics = [\"bills\"]\n[producer]\n\"transaction.timeout.ms\" = 600001");
     assert!(max.stdout.contains("the maximum of broker 1 is 600000"), "{max:?}");
     let missing = refused("topics = [\"bils\"]");

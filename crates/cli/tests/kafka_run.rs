@@ -12,7 +12,7 @@ use hapax_kafka::consumer::{Consumer, ConsumerConfig, Event, StartAt};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
 use hapax_kafka::wire::{Cluster, Connect};
 use kafka_protocol::messages::create_topics_request::CreatableTopic;
-use kafka_protocol::messages::{CreateTopicsRequest, DeleteTopicsRequest};
+use kafka_protocol::messages::{CreateTopicsRequest, DeleteTopicsRequest, DescribeGroupsRequest};
 use kafka_protocol::protocol::StrBytes;
 use libtest_mimic::{Arguments, Trial};
 use rustix::process::Signal;
@@ -42,6 +42,7 @@ fn main() {
         scene.refusals_are_explained();
         scene.a_killed_run_gives_each_output_once();
         scene.overlapping_transactions_have_three_ids_and_are_off_by_default();
+        scene.two_slots_run_at_the_same_time();
         scene.a_topic_that_is_created_again_is_read_from_its_start();
         scene.rejected_records_go_to_the_dead_letters();
         scene.a_woken_zombie_ends_with_both_identities();
@@ -281,6 +282,50 @@ impl Scene {
             let (status, _, log) = running.finish();
             assert!(status.success(), "{log}");
         }
+    }
+
+    /// Each has a partition. The command of one ends only after that of the other has begun.
+    fn two_slots_run_at_the_same_time(&self) {
+        let name = "slots";
+        self.fill(name, 2, 0);
+        let began = self.folder.path().join("began").display().to_string();
+        let script = format!(
+            "touch {began}-$HAPAX_PARTITION; until [ -e {began}-0 ] && [ -e {began}-1 ]; do sleep 0.05; done; cat"
+        );
+        let more = format!(
+            "concurrency = 2\ncommand = [\"sh\", \"-c\", '{script}']\n[batch]\ntime_max_ms = 100\n[limits]\nrun_max_ms = 60000\n"
+        );
+        let config = self.config(name, &more);
+        let running = self.start(&config, &["--quiet"]);
+        let start = Instant::now();
+        while self.members_with_partitions(name) < 2 {
+            assert!(start.elapsed() < PATIENCE, "{}", running.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.send(name, 0..20);
+        let mut seen: Vec<usize> = self
+            .read(&format!("{name}-out"), 20, &running)
+            .iter()
+            .map(|value| value.parse().unwrap())
+            .collect();
+        seen.sort_unstable();
+        assert_eq!(seen, (0..20).collect::<Vec<_>>(), "{}", running.log());
+        running.signal(Signal::TERM);
+        let (status, _, log) = running.finish();
+        assert!(status.success(), "{log}");
+    }
+
+    fn members_with_partitions(&self, group: &str) -> usize {
+        let cluster = Cluster::new(Connect::plain([self.broker.address().to_string()]));
+        let groups = vec![StrBytes::from_string(group.to_owned()).into()];
+        let request = DescribeGroupsRequest::default().with_groups(groups);
+        // A coordinator that is just being made knows no members.
+        let Ok((answer, _)) = self.runtime.block_on(cluster.call_any(&request, 5)) else { return 0 };
+        let members = answer.groups.iter().flat_map(|group| &group.members);
+        // Version, and the count of topics that are assigned.
+        members
+            .filter(|member| member.member_assignment.get(2..6).is_some_and(|count| count != [0; 4]))
+            .count()
     }
 
     /// It has as many records as before, so nothing comes behind the position that the consumer has: only the topic's id tells.

@@ -82,6 +82,10 @@ fn files_name_real_metrics() {
     let page = get(server.address(), "/metrics");
     known.extend(metric_names(&page));
     known.insert("hapax_relay_ready");
+    #[cfg(feature = "kafka")]
+    known.extend(hapax_kafka::processor::ProcessorCounts::table().iter().map(|metric| metric.name));
+    #[cfg(not(feature = "kafka"))]
+    known.insert("hapax_kafka_producer_fenced_total");
     for file in [RULES, DASHBOARD] {
         let text = std::fs::read_to_string(file).unwrap();
         let named = metric_names(&text);
