@@ -16,6 +16,7 @@
 //! | `sqlite` | no | `transactional` handlers, whose effect is a write to your own SQLite file |
 //! | `http` | no | the Idempotency-Key layer for axum and other tower services: `hapax::http` |
 //! | `relay` | no | publishes the messages of an outbox in PostgreSQL or SQLite: `hapax::relay` |
+//! | `kafka` | no | Kafka as a sink of a relay: `kafka://HOST:PORT/PREFIX`. Processors are in the crate `hapax-kafka` |
 //!
 //! Open a store by its URL, name a queue and its message type, send and receive:
 //!
