@@ -128,7 +128,8 @@ pub struct Producer {
     uncertain: bool,
     /// The coordinator may know this transaction: a request of it was not refused because of the identity.
     known: bool,
-    /// An initialisation may have reached the coordinator without an answer: the identity that it knows may be this producer's.
+    /// An initialisation may have been done without an answer that says so: the identity that the coordinator knows may be this
+    /// producer's.
     initialising: bool,
     /// Ends when the coordinator has completed the transaction before this one.
     ending: JoinSet<()>,

@@ -110,16 +110,21 @@ impl Producer {
                         });
                     }
                     Some(error) => {
-                        self.initialising = before;
+                        if !may_have_been_done(error) {
+                            self.initialising = before;
+                        }
                         self.look_up_again(error);
                         Cause::Broker(error)
                     }
                 },
-                Err(cause) => cause,
+                Err(cause) => {
+                    // The request was not sent: there is no connection, or the coordinator is not known.
+                    if matches!(cause, Cause::Wire(WireError::Connect { .. }) | Cause::Broker(_)) {
+                        self.initialising = before;
+                    }
+                    cause
+                }
             };
-            if matches!(cause, Cause::Wire(WireError::Connect { .. })) {
-                self.initialising = before;
-            }
             if !may_retry(&cause) {
                 let cause = self.named(cause, "Write", "");
                 return Err(ProducerError::Fatal { what: INIT, cause });
@@ -134,9 +139,7 @@ impl Producer {
     /// After a commit of unknown outcome: settles it with the coordinator, and makes the producer ready. The caller then reads
     /// the committed offsets before it produces anything. After [`ProducerError::Unavailable`] it may be called again.
     pub async fn recover(&mut self) -> Result<(), ProducerError> {
-        if !self.initialising {
-            self.require_no_successor().await?;
-        }
+        self.require_no_successor().await?;
         self.initialise().await
     }
 
@@ -367,7 +370,8 @@ impl Producer {
         let (Some(ours), Some((theirs, state))) = (self.identity(), described) else {
             return Ok(());
         };
-        if !is_successor(ours, theirs, &state, self.known) {
+        let is_own = self.initialising && is_of_initialisation(&state);
+        if is_own || !is_successor(ours, theirs, &state, self.known) {
             return Ok(());
         }
         self.machine.fenced();
@@ -478,6 +482,18 @@ pub(super) fn may_retry(cause: &Cause) -> bool {
     }
 }
 
+/// Whether the coordinator may have initialised the producer and answered this error: it writes the new identity to its log first.
+fn may_have_been_done(error: ResponseError) -> bool {
+    use ResponseError as E;
+    matches!(error, E::CoordinatorNotAvailable | E::RequestTimedOut | E::UnknownServerError)
+}
+
+/// Whether an initialisation can lead to this state: it ends the transaction that is open, and begins none. Others are those of a
+/// producer that has begun a transaction since, or of the end of our own transaction.
+fn is_of_initialisation(state: &str) -> bool {
+    matches!(state, "Empty" | "PrepareEpochFence" | "PrepareAbort" | "CompleteAbort")
+}
+
 /// Whether a transaction has its markers: the one at whose end its producer got the identity `after`. A coordinator that was replaced, and
 /// does not know it yet, tells of an earlier one.
 fn is_complete(after: Option<Identity>, told: Identity, state: &str) -> bool {
@@ -522,6 +538,16 @@ mod tests {
             (id(7, 5), id(8, 0), "CompleteCommit", true),
         ] {
             assert_eq!(is_complete(Some(after), told, state), complete, "{after} {told} {state}");
+        }
+    }
+
+    #[test]
+    fn an_own_initialisation_begins_no_transaction() {
+        for state in ["Empty", "PrepareEpochFence", "PrepareAbort", "CompleteAbort"] {
+            assert!(is_of_initialisation(state), "{state}");
+        }
+        for state in ["Ongoing", "PrepareCommit", "CompleteCommit", "Dead"] {
+            assert!(!is_of_initialisation(state), "{state}");
         }
     }
 

@@ -27,6 +27,14 @@ pub fn cases() -> Vec<Case> {
         shared("producer_unanswered_commit_is_unknown", unanswered_commit_is_unknown),
         shared("producer_fencing_ends_the_loser", fencing_ends_the_loser),
         shared("producer_fencing_ends_an_idle_loser", fencing_ends_an_idle_loser),
+        shared("producer_fencing_ends_a_loser_whose_initialisation_was_not_answered", |broker| {
+            initialisation_before_a_successor(broker, "producer-init-open", false);
+            initialisation_before_a_successor(broker, "producer-init-committed", true);
+        }),
+        shared(
+            "producer_takes_no_initialisation_of_its_own_for_a_successor",
+            own_initialisation_with_an_error,
+        ),
         shared("producer_continues_after_a_timed_out_transaction", continues_after_a_timed_out_transaction),
         shared("producer_refuses_what_the_broker_does_not_allow", refuses_what_the_broker_does_not_allow),
         alone("producer_commits_over_a_killed_broker", commits_over_a_killed_broker),
@@ -358,6 +366,78 @@ fn assert_fenced(
     let text = error.to_string();
     for part in [id.to_owned(), ours.to_string(), theirs.to_string()] {
         assert!(text.contains(&part), "{part} is not in: {text}");
+    }
+}
+
+/// An initialisation of the loser was not answered, and then a successor has begun: the coordinator's identity is not that of the
+/// initialisation.
+fn initialisation_before_a_successor(broker: &Broker, topic: &str, commits: bool) {
+    broker.create_topic(topic, 1);
+    broker.block_on(async {
+        let mut loser = connect(broker, topic).await;
+        let lost = loser.identity().unwrap();
+        loser.begin().unwrap();
+        send(&mut loser, topic, "A").await.unwrap();
+        let label = format!("InitProducerId {topic}");
+        let unanswered = broker.proxy().inject(Match::answer_to(label), Action::Cut);
+        tokio::select! {
+            done = loser.recover() => panic!("{done:?}"),
+            () = unanswered.wait_for(1) => {}
+        }
+        unanswered.remove();
+        let mut successor = connect(broker, topic).await;
+        successor.begin().unwrap();
+        send(&mut successor, topic, "B").await.unwrap();
+        if commits {
+            successor.commit().await.unwrap();
+        }
+        let won = successor.identity().unwrap();
+        assert_fenced(&loser.recover().await.unwrap_err(), topic, lost, won);
+        assert_eq!(loser.state(), State::Fenced);
+        if commits {
+            successor.begin().unwrap();
+        }
+        send(&mut successor, topic, "C").await.unwrap();
+        successor.commit().await.unwrap();
+    });
+    assert_eq!(broker.read(topic, Isolation::Committed), ["B", "C"]);
+}
+
+/// The coordinator has written the new identity, and answers an error that does not say so.
+fn own_initialisation_with_an_error(broker: &Broker) {
+    // COORDINATOR_NOT_AVAILABLE, REQUEST_TIMED_OUT, UNKNOWN_SERVER_ERROR
+    for (topic, error) in [("producer-init-15", 15_i16), ("producer-init-7", 7), ("producer-init-1", -1)] {
+        broker.create_topic(topic, 1);
+        broker.block_on(async {
+            let start = std::time::Instant::now();
+            let mut producer = loop {
+                // Each call is one attempt.
+                let config = ProducerConfig { delivery_timeout: Duration::ZERO, ..config(broker, topic) };
+                match Producer::connect(config).await {
+                    Err(_) if start.elapsed() < PATIENCE => {}
+                    connected => break connected.unwrap(),
+                }
+            };
+            let before = producer.identity().unwrap();
+            let label = Match::answer_to(format!("InitProducerId {topic}"));
+            let changed = broker.proxy().change(label, move |_, frame| {
+                // Behind the length, the number, the tags, and the time of a throttling.
+                frame[13..15].copy_from_slice(&error.to_be_bytes());
+            });
+            let changed = changed.times(1);
+            while changed.count() == 0 {
+                let failed = producer.recover().await;
+                assert!(failed.is_err() && start.elapsed() < PATIENCE, "{failed:?}");
+            }
+            loop {
+                match producer.recover().await {
+                    Err(ProducerError::Unavailable { .. }) if start.elapsed() < PATIENCE => {}
+                    recovered => break recovered.unwrap(),
+                }
+            }
+            let after = producer.identity().unwrap();
+            assert_eq!(after.epoch, before.epoch + 2, "the first initialisation was done");
+        });
     }
 }
 
