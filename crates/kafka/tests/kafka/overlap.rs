@@ -257,9 +257,11 @@ fn late_offsets(broker: &Broker) {
     let totals = flow.run(2 * BATCH, || {
         flow.wait(|| late.count() == 1 && offsets.count() >= 1);
         flow.wait(|| flow.read(Isolation::Committed).len() == BATCH);
+        // On a busy machine more than one attempt of the first batch's may have come late.
+        let of_first = offsets.count();
         flow.wait(|| aborted.count() > 0 && flow.read(Isolation::Uncommitted).len() >= 3 * BATCH);
         std::thread::sleep(NEVER);
-        assert_eq!(offsets.count(), 1, "the second batch's offsets wait");
+        assert_eq!(offsets.count(), of_first, "the second batch's offsets wait");
         assert!(incomplete.count() > 0, "the coordinator was not asked");
         late.release();
         incomplete.remove();

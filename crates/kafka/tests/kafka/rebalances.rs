@@ -14,7 +14,7 @@ use hapax_kafka::processor::{
 };
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
 use hapax_kafka::wire::Connect;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::broker::{Broker, Isolation, PATIENCE};
@@ -73,12 +73,17 @@ struct Copier {
     output: String,
     waits: Arc<Notify>,
     go: Arc<Notify>,
+    /// How often it was given the value `s1`.
+    given_s1: Arc<watch::Sender<usize>>,
 }
 
 impl Handler for Copier {
     async fn handle(&mut self, record: &Record, output: &mut Vec<NewRecord>) -> Result<(), Failure> {
         let value = record.value.clone().unwrap_or_default();
         output.push(NewRecord { value: Some(value.clone()), ..NewRecord::new(&self.output, "key", "") });
+        if value == "s1" {
+            self.given_s1.send_modify(|count| *count += 1);
+        }
         if value == "wait" {
             self.waits.notify_one();
             self.go.notified().await;
@@ -145,7 +150,12 @@ impl Member {
             others.push(Producer::connect(other).await.unwrap());
         }
         let client = KafkaClient::new(Consumer::start(&consumer).unwrap(), first, others);
-        let copier = Copier { output: names.output.clone(), waits: Arc::default(), go: Arc::default() };
+        let copier = Copier {
+            output: names.output.clone(),
+            waits: Arc::default(),
+            go: Arc::default(),
+            given_s1: Arc::default(),
+        };
         let (end, ended) = oneshot::channel::<()>();
         let processor = Processor::new(config, client, copier.clone());
         let task = tokio::spawn(processor.run(async move { drop(ended.await) }));
@@ -156,6 +166,13 @@ impl Member {
     async fn waits(&self) {
         let reached = tokio::time::timeout(PATIENCE, self.copier.waits.notified()).await;
         reached.expect("the record `wait` is handled in time");
+    }
+
+    /// Until its handler has the record `s1` of an aborted batch again. Before that, its end would have nothing to commit.
+    async fn has_s1_again(&self) {
+        let mut given = self.copier.given_s1.subscribe();
+        let again = tokio::time::timeout(PATIENCE, given.wait_for(|count| *count >= 2)).await;
+        again.expect("the record `s1` is read again in time").unwrap();
     }
 
     async fn end(self) -> Totals {
@@ -244,6 +261,7 @@ fn aborted_in_time(broker: &Broker) {
         wait_for(broker, &names, &["m1", "wait"]).await;
         assert_eq!(held.count(), 1, "the first member did not try to commit");
         held.remove();
+        first.has_s1_again().await;
         let (first, second) = (first.end().await, second.end().await);
         assert_eq!((first.commits, first.aborts, first.records), (1, 1, 1), "{first:?}");
         assert_eq!((second.aborts, second.records), (0, 2), "{second:?}");
@@ -361,6 +379,7 @@ fn refused_after_the_move(broker: &Broker) {
         second.copier.go.notify_one();
         held.release();
         wait_for(broker, &names, &["wait"]).await;
+        first.has_s1_again().await;
         let (first, second) = (first.end().await, second.end().await);
         assert_eq!((first.commits, first.aborts, first.records), (1, 1, 1), "{first:?}");
         assert_eq!((second.commits, second.aborts, second.records), (1, 0, 1), "{second:?}");
@@ -405,6 +424,7 @@ fn not_committed_after_the_move(broker: &Broker, case: &'static str, overlap: bo
         second.waits().await;
         second.copier.go.notify_one();
         wait_for(broker, &names, &["wait"]).await;
+        first.has_s1_again().await;
         let (first, second) = (first.end().await, second.end().await);
         assert_eq!((first.commits, first.aborts, first.records), (1, 1, 1), "{first:?}");
         assert_eq!((second.aborts, second.records), (0, 1), "{second:?}");
