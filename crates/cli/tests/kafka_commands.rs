@@ -3,15 +3,22 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::pin::Pin;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bytes::BytesMut;
 use hapax_faults::KafkaServer;
+use hapax_kafka::admin;
 use hapax_kafka::partition::{GroupMetadata, TopicPartition};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
 use hapax_kafka::wire::Connect;
-use kafka_protocol::messages::CreateTopicsRequest;
 use kafka_protocol::messages::create_topics_request::CreatableTopic;
+use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use kafka_protocol::messages::{CreateTopicsRequest, ProduceRequest};
 use kafka_protocol::protocol::StrBytes;
+use kafka_protocol::records::{
+    Compression, NO_PARTITION_LEADER_EPOCH, Record, RecordBatchEncoder, RecordEncodeOptions, TimestampType,
+};
 use libtest_mimic::{Arguments, Trial};
 
 fn main() {
@@ -19,12 +26,132 @@ fn main() {
     if let Err(why) = &installed {
         eprintln!("skipped: {why}");
     }
-    let trial = Trial::test("transactions_lag_abort_and_check", || {
-        tokio::runtime::Runtime::new().unwrap().block_on(transactions_lag_abort_and_check());
+    let run = |test: fn() -> Pin<Box<dyn Future<Output = ()>>>| {
+        tokio::runtime::Runtime::new().unwrap().block_on(test());
         Ok(())
-    });
-    let trial = trial.with_ignored_flag(installed.is_err());
-    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
+    };
+    let trials = [
+        Trial::test("transactions_lag_abort_and_check", move || {
+            run(|| Box::pin(transactions_lag_abort_and_check()))
+        }),
+        Trial::test("a_transaction_that_its_coordinator_does_not_know", move || run(|| Box::pin(hanging()))),
+    ];
+    let trials = trials.into_iter().map(|trial| trial.with_ignored_flag(installed.is_err())).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+fn topic(name: &'static str, partitions: i32) -> CreatableTopic {
+    CreatableTopic::default()
+        .with_name(StrBytes::from_static_str(name).into())
+        .with_num_partitions(partitions)
+        .with_replication_factor(1)
+}
+
+/// The broker accepts records without an entry of the coordinator's from clients of Kafka 3. It is what is left of a transaction whose
+/// end the coordinator did not bring to the partition.
+async fn hanging() {
+    let broker = KafkaServer::start(&[
+        "transaction.max.timeout.ms=600000",
+        "transaction.partition.verification.enable=false",
+    ])
+    .unwrap();
+    let address = broker.address().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let run =
+        |args: &[&str]| common::run(&folder, &[&["kafka", "--brokers", address.as_str()], args].concat());
+    let producer = async |id: &str| {
+        let mut config = ProducerConfig::new(Connect::plain([address.clone()]), id);
+        config.delivery_timeout = Duration::from_mins(2);
+        Producer::connect(config).await.unwrap()
+    };
+    // One that is known, in the third partition; it is not listed.
+    let mut known = producer("known").await;
+    let create = CreateTopicsRequest::default().with_topics(vec![topic("orders", 3)]).with_timeout_ms(60_000);
+    known.cluster().call_any(&create, 5).await.unwrap();
+    known.begin().unwrap();
+    let record =
+        NewRecord { partition: Some(2), timestamp_ms: Some(0), ..NewRecord::new("orders", "k", "v") };
+    known.send(record).await.unwrap();
+    known.flush().await.unwrap();
+    assert_eq!(run(&["hanging", "orders"]).ok(), "");
+    let refused = run(&["abort", "--hanging", "orders/2", "--offset", "0", "--yes"]).failed(1);
+    assert!(refused.contains("no transaction hangs at offset 0 of orders/2"), "{refused}");
+
+    // The others are not: an old record in the first partition, a new one in the second.
+    let forgotten = producer("forgotten").await;
+    let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as i64;
+    for (partition, timestamp_ms) in [(0, 0), (1, now_ms)] {
+        write_without_coordinator(&forgotten, "forgotten", partition, timestamp_ms).await;
+    }
+    let transactions = run(&["transactions", "--json"]).json();
+    assert_eq!(transactions.as_array().unwrap().len(), 1, "{transactions}");
+    let listed = run(&["hanging", "orders", "--json"]).json();
+    let places: Vec<_> =
+        listed.as_array().unwrap().iter().map(|it| (&it["partition"], &it["offset"])).collect();
+    assert_eq!(places, [(&0.into(), &0.into()), (&1.into(), &0.into())], "{listed}");
+    let shown = run(&["hanging", "orders"]);
+    assert!(shown.stdout.starts_with("orders/0\t0\t"), "{shown:?}");
+
+    let elsewhere = run(&["abort", "--hanging", "orders/0", "--offset", "1", "--yes"]).failed(1);
+    assert!(elsewhere.contains("no transaction hangs at offset 1 of orders/0"), "{elsewhere}");
+    let young = run(&["abort", "--hanging", "orders/1", "--offset", "0", "--yes"]).failed(1);
+    assert!(young.contains("brokers let one run for 900 s: try again later"), "{young}");
+    let aborted = run(&["abort", "--hanging", "orders/0", "--offset", "0", "--yes"]).ok();
+    assert!(aborted.starts_with("aborted in orders/0: producer "), "{aborted}");
+    // Readers of committed records get to the end of that partition, and not to that of the others.
+    let blocked = admin::blocked(known.cluster(), &["orders".to_owned()]).await.unwrap();
+    assert_eq!(blocked.iter().map(|it| it.partition).collect::<Vec<_>>(), [1, 2]);
+    let listed = run(&["hanging", "orders", "--json"]).json();
+    assert_eq!((listed.as_array().unwrap().len(), &listed[0]["partition"]), (1, &1.into()), "{listed}");
+    known.commit().await.unwrap();
+
+    for (args, said) in [
+        (&["abort", "--hanging", "orders", "--offset", "0"][..], "for example orders/0"),
+        (&["abort", "--hanging", "orders/0"], "--offset"),
+        (&["abort", "known", "--hanging", "orders/0", "--offset", "0"], "cannot be used with"),
+        (&["abort", "--offset", "0", "--yes"], "--hanging"),
+        (&["abort"], "TRANSACTIONAL_ID"),
+        (&["hanging"], "TOPIC"),
+    ] {
+        let refused = run(args);
+        assert!(refused.code == Some(2) && refused.stderr.contains(said), "{args:?}: {refused:?}");
+    }
+    assert!(run(&["hanging", "missing"]).failed(1).contains("topic missing"));
+}
+
+/// Writes a record of a transaction as clients of Kafka 3 do, which tell the coordinator of the partition before; this does not.
+async fn write_without_coordinator(producer: &Producer, id: &'static str, partition: i32, timestamp_ms: i64) {
+    let identity = producer.identity().unwrap();
+    let record = Record {
+        transactional: true,
+        control: false,
+        delete_horizon: false,
+        partition_leader_epoch: NO_PARTITION_LEADER_EPOCH,
+        producer_id: identity.producer_id,
+        producer_epoch: identity.epoch,
+        timestamp_type: TimestampType::Creation,
+        offset: 0,
+        sequence: 0,
+        timestamp: timestamp_ms,
+        key: None,
+        value: Some("v".into()),
+        headers: std::iter::empty().collect(),
+    };
+    let mut records = BytesMut::new();
+    let options = RecordEncodeOptions { version: 2, compression: Compression::None };
+    RecordBatchEncoder::encode(&mut records, [&record], &options).unwrap();
+    let data = PartitionProduceData::default().with_index(partition).with_records(Some(records.freeze()));
+    let data = TopicProduceData::default()
+        .with_name(StrBytes::from_static_str("orders").into())
+        .with_partition_data(vec![data]);
+    let request = ProduceRequest::default()
+        .with_transactional_id(Some(StrBytes::from_static_str(id).into()))
+        .with_acks(-1)
+        .with_timeout_ms(60_000)
+        .with_topic_data(vec![data]);
+    // The last version of those clients.
+    let (answer, _) = producer.cluster().call_any(&request, 11).await.unwrap();
+    assert_eq!(answer.responses[0].partition_responses[0].error_code, 0, "{answer:?}");
 }
 
 async fn transactions_lag_abort_and_check() {
@@ -39,12 +166,6 @@ async fn transactions_lag_abort_and_check() {
     config.transaction_timeout = Duration::from_mins(9);
     config.delivery_timeout = Duration::from_mins(2);
     let mut producer = Producer::connect(config).await.unwrap();
-    let topic = |name: &'static str, partitions: i32| {
-        CreatableTopic::default()
-            .with_name(StrBytes::from_static_str(name).into())
-            .with_num_partitions(partitions)
-            .with_replication_factor(1)
-    };
     let topics = vec![topic("bills", 1), topic("hanging", 1), topic("uneven", 2)];
     let create = CreateTopicsRequest::default().with_topics(topics).with_timeout_ms(60_000);
     producer.cluster().call_any(&create, 5).await.unwrap();

@@ -3,19 +3,21 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use kafka_protocol::error::{ParseResponseErrorCode as _, ResponseError};
+use kafka_protocol::error::{ParseResponseErrorCode, ResponseError};
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
-use kafka_protocol::messages::describe_producers_request::TopicRequest;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
 use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
 use kafka_protocol::messages::{
     BrokerId, ConsumerGroupDescribeRequest, DescribeConfigsRequest, DescribeGroupsRequest,
-    DescribeProducersRequest, DescribeTransactionsRequest, InitProducerIdRequest, ListOffsetsRequest,
-    ListTransactionsRequest, MetadataRequest, MetadataResponse, OffsetFetchRequest, OffsetFetchResponse,
-    ProducerId,
+    DescribeTransactionsRequest, InitProducerIdRequest, ListOffsetsRequest, ListTransactionsRequest,
+    MetadataRequest, MetadataResponse, OffsetFetchRequest, OffsetFetchResponse, ProducerId,
 };
+
+mod hanging;
+
+pub use hanging::{BlockedPartition, HangingTransaction, OpenProducer, abort_hanging, blocked, hanging};
 
 use crate::refusal::Refusal;
 use crate::wire::{Cluster, CoordinatorKind, WireError, text};
@@ -26,7 +28,6 @@ const OFFSET_FETCH_MAX: i16 = 9;
 const LIST_OFFSETS_MAX: i16 = 7;
 const LIST_TRANSACTIONS_MAX: i16 = 1;
 const DESCRIBE_TRANSACTIONS_MAX: i16 = 0;
-const DESCRIBE_PRODUCERS_MAX: i16 = 0;
 const DESCRIBE_CONFIGS_MAX: i16 = 4;
 const DESCRIBE_GROUPS_MAX: i16 = 5;
 const DESCRIBE_CONSUMER_GROUPS: i16 = 0;
@@ -49,6 +50,20 @@ pub enum AdminError {
         /// The broker's code.
         error: ResponseError,
     },
+    /// Whoever began the transaction may still end it.
+    #[error(
+        "the last record of the transaction in {partition} is {} s old, and brokers let one run for {} s: try again later",
+        age_ms / 1_000,
+        least_ms / 1_000
+    )]
+    TooYoung {
+        /// Topic and partition.
+        partition: String,
+        /// The age of its last record, by the record's timestamp.
+        age_ms: i64,
+        /// The age from which it may be ended.
+        least_ms: i64,
+    },
 }
 
 /// What a user lacks.
@@ -56,9 +71,11 @@ fn right(error: ResponseError) -> &'static str {
     match error {
         ResponseError::TopicAuthorizationFailed
         | ResponseError::GroupAuthorizationFailed
-        | ResponseError::TransactionalIdAuthorizationFailed
-        | ResponseError::ClusterAuthorizationFailed => {
+        | ResponseError::TransactionalIdAuthorizationFailed => {
             "; the user needs the operation Describe (of a configuration, DescribeConfigs) on it: add an access control list (kafka-acls.sh)"
+        }
+        ResponseError::ClusterAuthorizationFailed => {
+            "; the user needs it on the cluster: add an access control list (kafka-acls.sh)"
         }
         _ => "",
     }
@@ -134,7 +151,7 @@ fn first_error(answer: &OffsetFetchResponse) -> Option<ResponseError> {
     let of_groups = answer.groups.iter().map(|group| group.error_code);
     let topics = answer.groups.iter().flat_map(|group| &group.topics);
     let of_partitions = topics.flat_map(|topic| &topic.partitions).map(|part| part.error_code);
-    of_groups.chain(of_partitions).find_map(|code| code.err())
+    of_groups.chain(of_partitions).find_map(ParseResponseErrorCode::err)
 }
 
 /// Offsets by partition, or why a broker does not tell one.
@@ -253,68 +270,6 @@ async fn describe(
             .collect(),
     });
     Ok(described.collect())
-}
-
-/// A partition whose readers of committed records wait for the end of a transaction.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BlockedPartition {
-    /// The topic.
-    pub topic: String,
-    /// The partition's number.
-    pub partition: i32,
-    /// Where the readers wait: the start of the oldest open transaction.
-    pub stable_end: i64,
-    /// The end of the log.
-    pub end: i64,
-    /// The producers that have a transaction open there: producer id, epoch and the offset of its first record. The coordinator may
-    /// know nothing of it; such a transaction hangs until markers are written by an operator.
-    pub producers: Vec<(i64, i32, i64)>,
-}
-
-/// The partitions of topics whose readers of committed records wait, by the partitions' own leaders.
-pub async fn blocked(cluster: &Cluster, topics: &[String]) -> Result<Vec<BlockedPartition>, AdminError> {
-    let described = metadata(cluster, topics).await?;
-    let addresses = brokers(&described);
-    let mut blocked = Vec::new();
-    for found in &described.topics {
-        let topic = found.name.as_ref().map(|name| name.to_string()).unwrap_or_default();
-        let partitions: Vec<i32> = found.partitions.iter().map(|part| part.partition_index).collect();
-        let ends = ends(cluster, &topic, &partitions, 0).await?;
-        let stable = self::ends(cluster, &topic, &partitions, 1).await?;
-        for part in &found.partitions {
-            let partition = part.partition_index;
-            let (Some(&Ok(end)), Some(&Ok(stable_end))) = (ends.get(&partition), stable.get(&partition))
-            else {
-                continue;
-            };
-            let Some(leader) = addresses.get(&part.leader_id.0).filter(|_| stable_end < end) else {
-                continue;
-            };
-            let producers = producers(cluster, leader, &topic, partition).await?;
-            blocked.push(BlockedPartition { topic: topic.clone(), partition, stable_end, end, producers });
-        }
-    }
-    Ok(blocked)
-}
-
-/// The producers with an open transaction in a partition, oldest first.
-async fn producers(
-    cluster: &Cluster,
-    leader: &str,
-    topic: &str,
-    partition: i32,
-) -> Result<Vec<(i64, i32, i64)>, AdminError> {
-    let asked = TopicRequest::default().with_name(text(topic).into()).with_partition_indexes(vec![partition]);
-    let request = DescribeProducersRequest::default().with_topics(vec![asked]);
-    let (answer, _) = cluster.call_at(leader, &request, DESCRIBE_PRODUCERS_MAX).await?;
-    let states =
-        answer.topics.iter().flat_map(|topic| &topic.partitions).flat_map(|part| &part.active_producers);
-    let open = states.filter(|state| state.current_txn_start_offset >= 0);
-    let mut producers: Vec<(i64, i32, i64)> = open
-        .map(|state| (state.producer_id.0, state.producer_epoch, state.current_txn_start_offset))
-        .collect();
-    producers.sort_by_key(|(.., start)| *start);
-    Ok(producers)
 }
 
 /// What is known of a `transactional.id`; `None`: nothing, or no transaction of it is open.

@@ -17,7 +17,7 @@ use kafka_protocol::records::Record;
 use tokio::time::Instant;
 
 use crate::admin::{self, AdminError, refused};
-use crate::batches::take_first;
+use crate::batches::{BatchError, DecodeBudget, take_first};
 use crate::partition::TopicPartition;
 use crate::refusal::Refusal;
 use crate::wire::{Backoff, Cluster, WireError, text};
@@ -112,27 +112,31 @@ struct Read {
     next: i64,
 }
 
-/// The committed records of a response, without those of aborted transactions and without markers.
+/// The committed records of a response, without those of aborted transactions and without markers. If it becomes too large in memory, only
+/// its first batches are read.
 fn committed(mut bytes: Bytes, aborted: &[AbortedTransaction]) -> Result<Read, String> {
     let mut read = Read { records: Vec::new(), next: 0 };
+    let mut budget = DecodeBudget::MAX;
     // Each transaction of the list is taken when its first batch is reached, and ended by its marker.
     let mut aborted: Vec<&AbortedTransaction> = aborted.iter().collect();
     aborted.sort_by_key(|started| std::cmp::Reverse(started.first_offset));
     let mut open: BTreeSet<i64> = BTreeSet::new();
     while let Some(batch) = take_first(&mut bytes)? {
         let (info, last) = (&batch.info, batch.last_offset);
-        read.next = read.next.max(last.saturating_add(1));
         while let Some(started) = aborted.pop_if(|started| started.first_offset <= last) {
             open.insert(started.producer_id.0);
         }
         if info.control {
             open.remove(&info.producer_id);
-            continue;
+        } else if !info.transactional || !open.contains(&info.producer_id) {
+            match batch.records(&mut budget) {
+                Ok(records) => read.records.extend(records),
+                // The next fetch begins with it.
+                Err(BatchError::NoRoom) => break,
+                Err(BatchError::Unreadable(problem)) => return Err(problem),
+            }
         }
-        if info.transactional && open.contains(&info.producer_id) {
-            continue;
-        }
-        read.records.extend(batch.records()?);
+        read.next = read.next.max(last.saturating_add(1));
     }
     Ok(read)
 }

@@ -266,12 +266,18 @@ impl fmt::Debug for Consumer {
 }
 
 impl Consumer {
-    /// Starts a member of the group. Trouble with the connection is an event.
-    pub fn start(config: &ConsumerConfig) -> Result<Self, ConsumerError> {
+    /// Refuses properties that the tier does not hold with, and those that librdkafka does not know or whose values it does not take.
+    pub(crate) fn check(config: &ConsumerConfig) -> Result<(), ConsumerError> {
         let refused = refusal::consumer(&config.properties);
         if !refused.is_empty() {
             return Err(ConsumerError::Refused(refused));
         }
+        poller::check(config)
+    }
+
+    /// Starts a member of the group. Trouble with the connection is an event.
+    pub fn start(config: &ConsumerConfig) -> Result<Self, ConsumerError> {
+        Self::check(config)?;
         let (to_control, control) = mpsc::unbounded_channel();
         let (to_records, records) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared::new(config, to_control));

@@ -77,6 +77,16 @@ impl ProducerConfig {
             buffer_bytes_max: 2 << 20,
         }
     }
+
+    /// What is refused before a connection is made.
+    pub(crate) fn check(&self) -> Result<(), ProducerError> {
+        match refusal::unstable(&self.transactional_id, std::process::id()) {
+            Some(Refusal { value, remedy, .. }) => {
+                Err(ProducerError::Refused { key: "transactional.id", value, remedy })
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// Where a group continues in a partition.
@@ -148,10 +158,7 @@ impl Producer {
 
     /// The same over the connections of a cluster that others use too. `config.connect` is not used.
     pub async fn connect_on(cluster: Arc<Cluster>, config: ProducerConfig) -> Result<Self, ProducerError> {
-        if let Some(refused) = refusal::unstable(&config.transactional_id, std::process::id()) {
-            let Refusal { value, remedy, .. } = refused;
-            return Err(ProducerError::Refused { key: "transactional.id", value, remedy });
-        }
+        config.check()?;
         let mut producer = Self::unconnected(cluster, config);
         producer.require_version_2().await?;
         producer.initialise().await?;

@@ -38,6 +38,7 @@ mod session;
 mod settings;
 mod settle;
 mod state;
+mod undecoded;
 mod wire;
 
 use std::sync::Arc;

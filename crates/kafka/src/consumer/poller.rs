@@ -351,6 +351,12 @@ fn offsets(answer: &TopicPartitionList) -> Result<HashMap<TopicPartition, Commit
     Ok(offsets)
 }
 
+/// Whether librdkafka takes the properties.
+pub(super) fn check(config: &ConsumerConfig) -> Result<(), ConsumerError> {
+    let created = native_config(config).create_native_config();
+    created.map(drop).map_err(|error| ConsumerError::Config(error.to_string()))
+}
+
 /// Starts the thread.
 pub(super) fn start(
     config: &ConsumerConfig,

@@ -1,6 +1,7 @@
 //! What a processor needs of a Kafka client: the seam where another client can stand.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -65,7 +66,7 @@ pub trait Client: Send {
     /// commit is under way.
     fn commit(&mut self) -> CommitAnswer;
     /// Aborts the transaction that is open, and the one whose commit was refused; returns whether there was such a one. Another commit
-    /// that is under way is not touched. After a retriable error it may be called again, and so may `settle`.
+    /// that is under way is not touched. After a retriable error it may be called again, and so may `settle`. Both are safe to cancel.
     fn abort(&mut self) -> impl Future<Output = Result<bool, ProducerError>> + Send;
     /// After a commit of unknown outcome, and when no other transaction is open: settles it, and returns the committed offsets of the
     /// partitions that have one.
@@ -140,8 +141,8 @@ impl KafkaClient {
         Self { consumer, cluster, producer, others, commit, overlaps, owner: None, refused: false }
     }
 
-    /// Checks that a batch fits into a transaction, takes the transactional id over, checks the copies of the topics, and then joins the
-    /// group: the transaction of a predecessor is ended before its offsets are read.
+    /// Checks the properties, that a batch fits into a transaction, and the copies of the topics: a start that is refused for these leaves a
+    /// running instance alone. Then takes the transactional id over, and joins the group: the transaction of a predecessor is ended before its offsets are read.
     pub async fn connect(
         consumer: &ConsumerConfig,
         producer: ProducerConfig,
@@ -151,6 +152,7 @@ impl KafkaClient {
         if !refused.is_empty() {
             return Err(ConsumerError::Refused(refused).into());
         }
+        producer.check()?;
         let batch = processor.batch_time_max + processor.handler_timeout;
         if producer.transaction_timeout < batch {
             let remedy = format!(
@@ -168,15 +170,18 @@ impl KafkaClient {
         // Where transactions overlap, a commit waits for the one before, and a batch for that.
         let tries = if processor.overlap { 4 } else { 2 };
         consumer.assign_wait = consumer.assign_wait.max(settling + delivery * tries);
-        let first = Producer::connect(producer.clone()).await?;
-        require_copies(first.cluster(), &consumer, processor, delivery).await?;
+        Consumer::check(&consumer)?;
+        let cluster = Arc::new(Cluster::new(producer.connect.clone()));
+        require_copies(&cluster, &consumer, processor, delivery).await?;
+        // The one that every instance has comes last: if another is refused, an instance without overlap runs on.
         let mut others = Vec::new();
         if processor.overlap {
             for transactional_id in other_ids(&producer.transactional_id) {
                 let other = ProducerConfig { transactional_id, ..producer.clone() };
-                others.push(Producer::connect_on(first.cluster().clone(), other).await?);
+                others.push(Producer::connect_on(cluster.clone(), other).await?);
             }
         }
+        let first = Producer::connect_on(cluster.clone(), producer).await?;
         Ok(Self::new(Consumer::start(&consumer)?, first, others))
     }
 
@@ -191,18 +196,37 @@ impl KafkaClient {
         self.producer.as_mut().ok_or_else(|| Misuse::State { call: "begin", state }.into())
     }
 
-    /// Aborts the transaction of a producer that is not the present one. It is kept in any case.
-    async fn abort_other(&mut self, mut other: Producer) -> Result<(), ProducerError> {
-        let aborted = other.abort().await;
-        lock(&self.others).push(other);
-        aborted
-    }
-
     /// Takes a producer that is not the present one.
-    fn take(&self, which: impl Fn(&Producer) -> bool) -> Option<Producer> {
+    fn take(&self, which: impl Fn(&Producer) -> bool) -> Option<Taken> {
         let mut others = lock(&self.others);
         let place = others.iter().position(which)?;
-        Some(others.remove(place))
+        Some(Taken { producer: Some(others.remove(place)), others: self.others.clone() })
+    }
+}
+
+/// A producer that is taken from the others, and is one of them again afterwards, also if its use was cancelled.
+struct Taken {
+    producer: Option<Producer>,
+    others: Arc<Mutex<Vec<Producer>>>,
+}
+
+impl Deref for Taken {
+    type Target = Producer;
+
+    fn deref(&self) -> &Producer {
+        self.producer.as_ref().expect("only the drop takes it")
+    }
+}
+
+impl DerefMut for Taken {
+    fn deref_mut(&mut self) -> &mut Producer {
+        self.producer.as_mut().expect("only the drop takes it")
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        lock(&self.others).extend(self.producer.take());
     }
 }
 
@@ -322,8 +346,8 @@ impl Client for KafkaClient {
             Some(producer) if producer.state() != State::Ready => producer.abort().await,
             _ => Ok(()),
         };
-        if let Some(refused) = self.take(is_refused) {
-            self.abort_other(refused).await?;
+        if let Some(mut refused) = self.take(is_refused) {
+            refused.abort().await?;
             self.refused = true;
         }
         open.map(|()| std::mem::take(&mut self.refused))
@@ -335,9 +359,7 @@ impl Client for KafkaClient {
         partitions: &[TopicPartition],
     ) -> Result<BTreeMap<TopicPartition, NextOffset>, ProducerError> {
         if let Some(mut unknown) = self.take(|producer| producer.state() == State::Unknown) {
-            let recovered = unknown.recover().await;
-            lock(&self.others).push(unknown);
-            recovered?;
+            unknown.recover().await?;
         }
         if mutant::is(SETTLED_UNREAD) {
             return Ok(BTreeMap::new());
@@ -366,8 +388,11 @@ async fn require_copies(
             Err(AdminError::Wire(error)) if error.is_transient() && start.elapsed() < wait_max => {
                 backoff.wait().await;
             }
-            Err(AdminError::Wire(error)) => {
+            Err(AdminError::Wire(error)) if error.is_transient() => {
                 return Err(ProducerError::Unavailable { what, cause: error.into() }.into());
+            }
+            Err(AdminError::Wire(error)) => {
+                return Err(ProducerError::Fatal { what, cause: error.into() }.into());
             }
             Err(error) => {
                 return Err(ProducerError::Fatal { what, cause: Cause::Other(error.to_string()) }.into());

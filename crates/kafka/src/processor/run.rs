@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::batch::Batch;
 use super::client::{CommitAnswer, TOPIC_IDS, require_same};
@@ -41,7 +41,8 @@ pub struct Processor<C, H> {
     ends: watch::Receiver<bool>,
 }
 
-/// Time for the end of what a failed run has left open, so that readers do not wait for its timeout.
+/// Time for the end of what a failed run has left open, so that readers do not wait for its timeout; and for an abort or a settlement
+/// that runs when the end is requested.
 const LAST_END_MAX: Duration = Duration::from_secs(5);
 
 /// Time to learn which topics new partitions belong to.
@@ -77,6 +78,26 @@ impl Committing {
 /// Returns when the end is requested.
 async fn requested(ends: &mut watch::Receiver<bool>) {
     let _ = ends.wait_for(|requested| *requested).await.map(drop);
+}
+
+/// An attempt of something that is tried until it succeeds. It is safe to cancel: when the end is requested, only a short time is left.
+async fn attempt<T>(
+    mut ends: watch::Receiver<bool>,
+    what: &'static str,
+    attempt: impl Future<Output = Result<T, ProducerError>>,
+) -> Result<T, ProducerError> {
+    let given_up = async {
+        requested(&mut ends).await;
+        sleep(LAST_END_MAX).await;
+    };
+    tokio::select! {
+        biased;
+        done = attempt => done,
+        () = given_up => {
+            let cause = Cause::Other("the end was requested meanwhile".to_owned());
+            Err(ProducerError::Unavailable { what, cause })
+        }
+    }
 }
 
 /// How often a record failed, and the last reason.
@@ -525,7 +546,7 @@ impl<C: Client, H: Handler> Processor<C, H> {
     /// Brokers that are away are waited for until the end is requested: nothing is lost meanwhile, and another start could do no more.
     async fn abort_transactions(&mut self) -> Result<bool, ProducerError> {
         loop {
-            match self.client.abort().await {
+            match attempt(self.ends.clone(), "the abort", self.client.abort()).await {
                 Err(error) if self.is_tried_again(&error) => {}
                 ended => return ended,
             }
@@ -551,7 +572,8 @@ impl<C: Client, H: Handler> Processor<C, H> {
         let group = unknown.map(|it| it.group.clone()).unwrap_or_default();
         let partitions = unknown.map(|it| it.batch.partitions()).unwrap_or_default();
         let committed = loop {
-            match self.client.settle(&group, &partitions).await {
+            let settled = self.client.settle(&group, &partitions);
+            match attempt(self.ends.clone(), "settling the commit", settled).await {
                 Err(error) if self.is_tried_again(&error) => {}
                 settled => break settled?,
             }

@@ -133,13 +133,17 @@ impl Producer {
                 return Err(ProducerError::Unavailable { what: INIT, cause });
             }
             backoff.wait().await;
+            // A successor may have begun since the attempt that was not answered.
+            if self.initialising && self.transactional_id().is_some() && self.identity().is_some() {
+                self.require_no_successor(deadline).await?;
+            }
         }
     }
 
     /// After a commit of unknown outcome: settles it with the coordinator, and makes the producer ready. The caller then reads
     /// the committed offsets before it produces anything. After [`ProducerError::Unavailable`] it may be called again.
     pub async fn recover(&mut self) -> Result<(), ProducerError> {
-        self.require_no_successor().await?;
+        self.require_no_successor(Instant::now() + self.config.delivery_timeout).await?;
         self.initialise().await
     }
 
@@ -286,7 +290,8 @@ impl Producer {
                         Meaning::Stale => {
                             self.machine.commit_refused();
                             // If there is no answer now, the abort asks again.
-                            return Err(match self.require_no_successor().await {
+                            let deadline = Instant::now() + self.config.delivery_timeout;
+                            return Err(match self.require_no_successor(deadline).await {
                                 Err(fenced @ ProducerError::Fenced { .. }) => fenced,
                                 _ => ProducerError::Abort { what: COMMIT, cause },
                             });
@@ -363,8 +368,7 @@ impl Producer {
 
     /// The producer is fenced if the coordinator knows a later one than this one's last transaction can have left behind. Without an
     /// answer nothing is known: an initialisation could take the id over from a successor.
-    async fn require_no_successor(&mut self) -> Result<(), ProducerError> {
-        let deadline = Instant::now() + self.config.delivery_timeout;
+    async fn require_no_successor(&mut self, deadline: Instant) -> Result<(), ProducerError> {
         let described = self.described(&self.config.transactional_id, deadline).await;
         let described = described.map_err(|cause| ProducerError::Unavailable { what: DESCRIBE, cause })?;
         let (Some(ours), Some((theirs, state))) = (self.identity(), described) else {
@@ -502,9 +506,9 @@ fn is_complete(after: Option<Identity>, told: Identity, state: &str) -> bool {
     !is_earlier && !state.starts_with("Prepare")
 }
 
-/// Whether `theirs` was initialised after `ours`. The end of our transaction, by us or because it timed out, raises the
-/// epoch by one or two and leaves it ending or complete; an initialisation leaves it empty, at a higher epoch. A transaction
-/// that the coordinator does not know cannot have ended: then it was another producer's.
+/// Whether `theirs` was initialised after `ours`. The commit of our transaction raises the epoch by one, its abort (by us, or because it
+/// timed out) by one or two, and leaves it ending or complete; an initialisation leaves it empty, at a higher epoch, so a successor's first
+/// commit is two above ours. A transaction that the coordinator does not know cannot have ended: then it was another producer's.
 fn is_successor(ours: Identity, theirs: Identity, state: &str, known: bool) -> bool {
     if theirs == ours {
         return false;
@@ -514,9 +518,13 @@ fn is_successor(ours: Identity, theirs: Identity, state: &str, known: bool) -> b
     }
     let ended = state.starts_with("Prepare") || state.starts_with("Complete");
     let raised = i32::from(theirs.epoch) - i32::from(ours.epoch);
+    let raised_max = if state.ends_with("Commit") { 1 } else { 2 };
     // An exhausted epoch continues with a new producer id at 0.
-    let near =
-        if theirs.producer_id == ours.producer_id { (1..=2).contains(&raised) } else { theirs.epoch == 0 };
+    let near = if theirs.producer_id == ours.producer_id {
+        (1..=raised_max).contains(&raised)
+    } else {
+        theirs.epoch == 0
+    };
     !(ended && near)
 }
 
@@ -560,6 +568,8 @@ mod tests {
             (id(7, 5), "PrepareCommit", false),
             (id(7, 5), "CompleteCommit", false),
             (id(7, 6), "CompleteAbort", false),
+            (id(7, 6), "PrepareCommit", true),
+            (id(7, 6), "CompleteCommit", true),
             (id(8, 0), "CompleteCommit", false),
             (id(7, 5), "Empty", true),
             (id(7, 5), "Ongoing", true),

@@ -28,7 +28,7 @@ const METADATA_MAX: i16 = 12;
 /// How often records are looked for that no receive has taken.
 const SWEEP: Duration = Duration::from_millis(250);
 /// How long a record waits for a receive. Then it is released, for another member.
-const READY_MAX: Duration = Duration::from_secs(1);
+pub(super) const READY_MAX: Duration = Duration::from_secs(1);
 /// How long leaders are not looked up again.
 const LOOK_UP_PAUSE: Duration = Duration::from_millis(100);
 

@@ -52,6 +52,11 @@ impl Engine {
         self.held_back.load(Ordering::SeqCst) >= HELD_BACK_MAX
     }
 
+    /// Whether records are on their way to the dead letters.
+    pub fn buries(&self) -> bool {
+        self.buried.load(Ordering::SeqCst) > 0
+    }
+
     /// Whether no more records are fetched at all.
     pub fn buries_enough(&self) -> bool {
         self.buried.load(Ordering::SeqCst) >= BURIED_MAX

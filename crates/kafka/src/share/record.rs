@@ -13,7 +13,6 @@ use hapax_core::{
 use kafka_protocol::records::Record as WireRecord;
 
 use super::state::{Held, Place};
-use crate::batches::take_first;
 
 /// Headers of copies in the retry topic and in the dead-letter topic.
 pub mod headers {
@@ -197,15 +196,4 @@ fn next_fence() -> Fence {
 pub(super) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// The records of a fetch, those of transaction markers left out. A broker may cut the last batch off.
-pub(super) fn decode(mut bytes: Bytes) -> Result<Vec<WireRecord>, String> {
-    let mut records = Vec::new();
-    while let Some(batch) = take_first(&mut bytes)? {
-        if !batch.info.control {
-            records.extend(batch.records()?);
-        }
-    }
-    Ok(records)
 }

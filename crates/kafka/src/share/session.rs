@@ -18,13 +18,15 @@ use kafka_protocol::messages::share_fetch_request::{FetchPartition, FetchTopic, 
 use kafka_protocol::messages::share_fetch_response::{AcquiredRecords, PartitionData};
 use kafka_protocol::messages::{ShareAcknowledgeRequest, ShareFetchRequest};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 use uuid::Uuid;
 
-use super::engine::Engine;
-use super::record::{SharedRecord, decode};
+use super::engine::{Engine, READY_MAX};
+use super::record::SharedRecord;
 use super::state::{Held, Partition, Place, SessionId};
+use super::undecoded::Undecoded;
 use super::wire::{Acknowledge, Fetch, VERSION};
+use crate::batches::{BatchError, DecodeBudget};
 use crate::wire::{Backoff, Connection, WireError, text};
 
 /// How long a fetch waits for records. Acknowledgements wait for it.
@@ -41,6 +43,9 @@ const OPEN: i32 = 0;
 const CLOSE: i32 = -1;
 /// Time for the broker's answer to a close.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
+
+/// Time for dead letters that are on their way when the source is closed.
+const BURY_MAX: Duration = Duration::from_secs(8);
 
 /// What becomes of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,14 +102,23 @@ pub(super) struct Session {
     wanted: watch::Receiver<Wanted>,
     address: watch::Receiver<String>,
     waiting: VecDeque<Ack>,
+    /// What the last response has and is not decoded yet, and when it is released.
+    undecoded: VecDeque<Undecoded>,
+    release_at: Instant,
+    /// Records and batches that were decoded of the last response.
+    decoded: usize,
+    decoded_batches: usize,
+    /// Records to ask for: not more than were decoded when something had to be released.
+    fetch_max: usize,
     open: Option<Open>,
+    /// Of the session that is open.
+    id: Option<SessionId>,
     backoff: Backoff,
 }
 
 /// A session that the broker knows.
 struct Open {
     connection: Connection,
-    id: SessionId,
     /// Of the next request.
     epoch: i32,
     /// The partitions that the broker has in the session.
@@ -130,7 +144,13 @@ impl Session {
             wanted,
             address,
             waiting: VecDeque::new(),
+            undecoded: VecDeque::new(),
+            release_at: Instant::now(),
+            decoded: 0,
+            decoded_batches: 0,
+            fetch_max: usize::MAX,
             open: None,
+            id: None,
             backoff: Backoff::new(),
         };
         (session, SessionHandle { acks, wanted: wanted_sender, address: address_sender })
@@ -139,7 +159,10 @@ impl Session {
     /// Serves until it is told to stop, then closes the session.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut demand = self.engine.shared.demand.subscribe();
+        let mut close_at = None;
         loop {
+            demand.mark_unchanged();
+            self.wanted.mark_unchanged();
             if self.waiting.is_empty() {
                 // Lets the tasks that have just ended send theirs too.
                 tokio::task::yield_now().await;
@@ -151,13 +174,26 @@ impl Session {
                 self.acknowledge().await;
                 continue;
             }
-            if *stop.borrow() {
-                return self.close().await;
+            let buries = self.engine.buries();
+            let has_last = self.undecoded.iter().any(|part| part.has_last(self.engine.settings.limit));
+            if has_last && !buries {
+                if self.fetches() == 0 {
+                    self.release_undecoded();
+                }
+                self.decode();
+                continue;
             }
-            demand.mark_unchanged();
-            self.wanted.mark_unchanged();
-            if self.fetches() > 0 {
-                self.fetch().await;
+            if *stop.borrow() {
+                let close_at = *close_at.get_or_insert_with(|| Instant::now() + BURY_MAX);
+                if !buries || Instant::now() >= close_at {
+                    return self.close().await;
+                }
+            } else if !has_last && self.fetches() > 0 {
+                if self.undecoded.is_empty() {
+                    self.fetch().await;
+                } else {
+                    self.decode();
+                }
                 continue;
             }
             tokio::select! {
@@ -167,7 +203,9 @@ impl Session {
                 },
                 _ = demand.changed() => {}
                 _ = self.wanted.changed() => {}
-                () = stopped(&mut stop) => {}
+                () = stopped(&mut stop), if close_at.is_none() => {}
+                () = sleep_until(close_at.unwrap_or(self.release_at)), if close_at.is_some() => {}
+                () = sleep_until(self.release_at), if !self.undecoded.is_empty() => self.release_undecoded(),
             }
         }
     }
@@ -196,14 +234,14 @@ impl Session {
         if self.open.is_none() {
             let address = self.address.borrow().clone();
             let connection = Connection::open(&address, &self.engine.connect).await?;
-            let id = SessionId { node: self.node, generation: self.engine.next_generation() };
-            self.open = Some(Open { connection, id, epoch: OPEN, partitions: Wanted::new() });
+            self.id = Some(SessionId { node: self.node, generation: self.engine.next_generation() });
+            self.open = Some(Open { connection, epoch: OPEN, partitions: Wanted::new() });
         }
         Ok(self.open.as_mut().expect("it was just opened"))
     }
 
     async fn fetch(&mut self) {
-        let (count, served) = (self.fetches(), self.served());
+        let (count, served) = (self.fetches().min(self.fetch_max), self.served());
         let (group, member) = (self.engine.options.group.clone(), self.engine.member.clone());
         let bytes_max = fetch_bytes(self.engine.connect.response_bytes_max);
         self.engine.shared.fetch_begins(self.node);
@@ -250,6 +288,8 @@ impl Session {
                 self.fetched((topic.topic_id, data.partition_index), data, counts, sent);
             }
         }
+        (self.decoded, self.decoded_batches) = (0, 0);
+        self.decode();
         self.engine.shared.fetch_ended(self.node);
         if has_failed {
             self.backoff.wait().await;
@@ -263,57 +303,119 @@ impl Session {
         &mut self,
         partition: Partition,
         data: PartitionData,
-        mut counts: HashMap<i64, i16>,
+        locked: BTreeMap<i64, i16>,
         sent: Instant,
     ) {
-        let Some(open) = &mut self.open else { return };
-        let session = open.id;
+        let (Some(open), Some(id)) = (&mut self.open, self.id) else { return };
         if let Some(error) = data.error_code.err() {
             // The next fetch asks for it again, or its new leader is asked.
             open.partitions.remove(&partition);
             let message = data.error_message.as_deref().unwrap_or_default();
-            self.engine.partition_failed(session, partition, error, message);
+            self.engine.partition_failed(id, partition, error, message);
         }
-        let Some((topic, is_retry)) = self.engine.topic(partition.0) else { return };
-        let until = sent + self.engine.shared.lock();
-        if counts.is_empty() {
-            return;
+        let Some(topic) = self.engine.topic(partition.0) else { return };
+        if !locked.is_empty() {
+            let (bytes, until) = (data.records.unwrap_or_default(), sent + self.engine.shared.lock());
+            self.undecoded.push_back(Undecoded { partition, topic, bytes, locked, until, seen_to: 0 });
         }
-        let records = match decode(data.records.unwrap_or_default()) {
-            Ok(records) => records,
-            Err(problem) => {
-                let (_, number) = partition;
-                let problem = format!(
-                    "records of {topic}/{number} cannot be read: {problem}; compare the batch with another replica. Each start takes one of its \
-                     deliveries, and the broker drops its records after the last one: mend it before the next start"
-                );
-                return self.engine.shared.fails(StoreError::Invalid(problem));
+    }
+
+    /// Decodes as much as one budget has room for, at least one batch. The rest waits until more records are wanted: released, each of them
+    /// would have lost a delivery.
+    fn decode(&mut self) {
+        let Some(session) = self.id else { return self.undecoded.clear() };
+        let mut budget = DecodeBudget::MAX;
+        while let Some(mut part) = self.undecoded.pop_front() {
+            let (now, lock) = (Instant::now(), self.engine.shared.lock());
+            if part.until <= now {
+                // The broker has ended the locks.
+                continue;
             }
-        };
-        for record in records {
-            let offset = record.offset;
-            let Some(count) = counts.remove(&offset) else { continue };
-            let place = Place { partition, offset };
-            let record = SharedRecord::new(record, place, &topic, is_retry);
-            let count = u32::try_from(count).unwrap_or(1).max(1);
-            let held = Held::new(self.engine.receipt(place), place, session, record, count, until);
-            self.engine.arrived(Arc::new(held));
+            if part.until < now + lock / 2 {
+                // Too little is left for a handler.
+                self.release(&mut part, session);
+            }
+            match part.next_batch(&mut budget) {
+                Ok(Some(records)) => {
+                    self.decoded += records.len();
+                    self.decoded_batches += 1;
+                    for (record, count) in records {
+                        let place = Place { partition: part.partition, offset: record.offset };
+                        let record = SharedRecord::new(record, place, &part.topic.0, part.topic.1);
+                        let count = u32::try_from(count).unwrap_or(1).max(1);
+                        let receipt = self.engine.receipt(place);
+                        let held = Held::new(receipt, place, session, record, count, part.until);
+                        self.engine.arrived(Arc::new(held));
+                    }
+                    self.undecoded.push_front(part);
+                }
+                Ok(None) => {
+                    // What lies behind the batches that were complete was never seen.
+                    let unseen = part.locked.split_off(&part.seen_to);
+                    self.acknowledge_all(part.partition, unseen, session, Kind::Release);
+                    self.acknowledge_all(part.partition, part.locked, session, Kind::Gap);
+                }
+                Err(BatchError::NoRoom) => {
+                    self.undecoded.push_front(part);
+                    self.release_at = Instant::now() + READY_MAX;
+                    return;
+                }
+                Err(BatchError::Unreadable(problem)) => {
+                    let (topic, number) = (part.topic.0, part.partition.1);
+                    let problem = format!(
+                        "records of {topic}/{number} cannot be read: {problem}; compare the batch with another replica. Each start takes one of its \
+                         deliveries, and the broker drops its records after the last one: mend it before the next start"
+                    );
+                    self.engine.shared.fails(StoreError::Invalid(problem));
+                }
+            }
         }
-        // Markers of transactions, and what was compacted away.
-        for offset in counts.into_keys() {
+        // One batch is the least that there can be, however large it is.
+        if budget.is_half_left() || self.decoded_batches <= 1 {
+            self.fetch_max = self.fetch_max.saturating_mul(2);
+        }
+    }
+
+    /// No receive came for what is not decoded yet: another member may have it. The next fetch asks for no more than was decoded. What was
+    /// delivered for the last time stays locked, until the dead letters before it are written.
+    fn release_undecoded(&mut self) {
+        self.fetch_max = self.decoded.max(1);
+        let (undecoded, lock) = (std::mem::take(&mut self.undecoded), self.engine.shared.lock());
+        let Some(session) = self.id else { return };
+        for mut part in undecoded {
+            self.release(&mut part, session);
+            if !part.locked.is_empty() {
+                self.acknowledge_all(part.partition, part.locked.clone(), session, Kind::Renew);
+                part.until = Instant::now() + lock;
+                self.undecoded.push_back(part);
+            }
+        }
+        self.release_at = Instant::now() + lock / 3;
+    }
+
+    /// Gives back what is not decoded, except what the broker would drop then.
+    fn release(&mut self, part: &mut Undecoded, session: SessionId) {
+        let released = part.without_last(self.engine.settings.limit);
+        self.acknowledge_all(part.partition, released, session, Kind::Release);
+    }
+
+    /// Acknowledges the offsets that are locked and not decoded.
+    fn acknowledge_all(
+        &mut self,
+        partition: Partition,
+        locked: BTreeMap<i64, i16>,
+        session: SessionId,
+        kind: Kind,
+    ) {
+        for offset in locked.into_keys() {
             let place = Place { partition, offset };
-            self.waiting.push_back(Ack {
-                place,
-                generation: session.generation,
-                kind: Kind::Gap,
-                reply: None,
-            });
+            self.waiting.push_back(Ack { place, generation: session.generation, kind, reply: None });
         }
     }
 
     /// Sends the acknowledgements that wait, as many as fit.
     async fn acknowledge(&mut self) {
-        let generation = self.open.as_ref().map(|open| open.id.generation);
+        let generation = self.id.map(|id| id.generation);
         let mut batch: Vec<Ack> = Vec::new();
         let mut places = std::collections::HashSet::new();
         let mut later = VecDeque::new();
@@ -365,9 +467,10 @@ impl Session {
             None => Ok(()),
             Some(ResponseError::InvalidRecordState | ResponseError::InvalidRequest) => Err(AckError::Stale),
             Some(error) if is_moved(error) => {
-                if let Some(open) = &mut self.open {
+                if let (Some(open), Some(id)) = (&mut self.open, self.id) {
                     open.partitions.remove(&partition);
-                    self.engine.partition_failed(open.id, partition, error, "");
+                    self.undecoded.retain(|part| part.partition != partition);
+                    self.engine.partition_failed(id, partition, error, "");
                 }
                 Err(AckError::Stale)
             }
@@ -462,8 +565,10 @@ impl Session {
     }
 
     fn end(&mut self) {
-        if let Some(open) = self.open.take() {
-            self.engine.shared.lost(open.id, None);
+        self.undecoded.clear();
+        self.open = None;
+        if let Some(id) = self.id.take() {
+            self.engine.shared.lost(id, None);
         }
     }
 
@@ -534,8 +639,8 @@ fn batches(mut acks: Vec<(i64, Kind)>) -> Vec<AcknowledgementBatch> {
 
 /// The locked offsets with the counts of their deliveries, at most `left`, which becomes less. The rest is locked again when its
 /// time is over.
-fn acquired(ranges: &[AcquiredRecords], left: &mut i64) -> HashMap<i64, i16> {
-    let mut counts = HashMap::new();
+fn acquired(ranges: &[AcquiredRecords], left: &mut i64) -> BTreeMap<i64, i16> {
+    let mut counts = BTreeMap::new();
     for range in ranges {
         let first = range.first_offset;
         for offset in (first..=range.last_offset).take(usize::try_from(*left).unwrap_or(0)) {
@@ -555,37 +660,4 @@ fn by_topic<T>(partitions: &Wanted, topic: impl Fn(Uuid, Vec<i32>) -> T) -> Vec<
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A broker may claim more than a response can have: many ranges, and long ones.
-    #[test]
-    fn the_locked_offsets_of_a_response_are_bounded() {
-        let range = |first: i64, last: i64| {
-            let range = AcquiredRecords::default().with_first_offset(first).with_last_offset(last);
-            range.with_delivery_count(2)
-        };
-        let mut left = 10;
-        let counts = acquired(&[range(0, 3), range(5, 5), range(7, 6)], &mut left);
-        assert_eq!((counts.len(), counts.get(&5), left), (5, Some(&2), 5));
-        let many = vec![range(10, i64::MAX); 1_000];
-        assert_eq!((acquired(&many, &mut left).len(), left), (5, 0));
-        assert_eq!(acquired(&many, &mut left).len(), 0, "the next partition of the response");
-    }
-
-    #[test]
-    fn runs_of_the_same_end_are_one_batch() {
-        let acks = vec![
-            (7, Kind::Accept),
-            (5, Kind::Accept),
-            (6, Kind::Accept),
-            (8, Kind::Release),
-            (10, Kind::Release),
-        ];
-        let found: Vec<_> = batches(acks)
-            .into_iter()
-            .map(|batch| (batch.first_offset, batch.last_offset, batch.acknowledge_types))
-            .collect();
-        assert_eq!(found, [(5, 7, vec![1]), (8, 8, vec![2]), (10, 10, vec![2])]);
-    }
-}
+mod tests;

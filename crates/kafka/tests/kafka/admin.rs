@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_kafka::admin::{self, BlockedPartition, Wanted};
+use hapax_kafka::admin::{self, BlockedPartition, OpenProducer, Wanted};
 use hapax_kafka::consumer::{Consumer, ConsumerConfig, Event, StartAt};
 use hapax_kafka::partition::{GroupMetadata, TopicPartition};
 use hapax_kafka::producer::{NewRecord, Producer, ProducerConfig};
@@ -89,10 +89,16 @@ fn an_open_transaction_is_found_and_aborted(broker: &Broker) {
         assert_eq!((lag[0].lag(), lag[0].blocked()), (2, 1), "{lag:?}");
         let blocked = admin::blocked(&cluster, &[topic.to_owned()]).await.unwrap();
         let (producer_id, epoch) = ours.producer;
-        let producers = vec![(producer_id, i32::from(epoch), 2)];
-        let waiting =
-            BlockedPartition { topic: topic.to_owned(), partition: 0, stable_end: 2, end: 3, producers };
-        assert_eq!(blocked, [waiting]);
+        let [BlockedPartition { partition: 0, stable_end: 2, end: 3, producers, .. }] = &blocked[..] else {
+            panic!("{blocked:?}");
+        };
+        let [OpenProducer { id, epoch: epoch_there, start: 2, .. }] = producers[..] else {
+            panic!("{producers:?}");
+        };
+        assert_eq!((id, epoch_there), (producer_id, i32::from(epoch)));
+        // Its coordinator knows it.
+        assert_eq!(admin::hanging(&cluster, &[topic.to_owned()]).await.unwrap(), []);
+        assert_eq!(admin::abort_hanging(&cluster, topic, 0, 2).await.unwrap(), None);
 
         let wanted = Wanted {
             transactional_id: Some(topic.to_owned()),

@@ -33,6 +33,19 @@ pub fn cases() -> Vec<Case> {
             outlives_an_unsettled_commit(broker, "bounds-settle-overlap", true);
         }),
         shared("a_processor_that_waits_for_brokers_ends_when_it_is_asked_to", ends_while_it_waits),
+        shared("a_processor_ends_during_an_abort_that_is_not_answered", |broker| {
+            ends_during_an_attempt(broker, "bounds-stop-abort-alone", false);
+        }),
+        shared("a_processor_ends_during_an_abort_that_is_not_answered_with_overlap", |broker| {
+            ends_during_an_attempt(broker, "bounds-stop-abort-overlap", true);
+        }),
+        shared("a_processor_ends_while_a_commit_is_settled", |broker| {
+            ends_while_it_settles(broker, "bounds-stop-settle-alone", false);
+        }),
+        shared("a_processor_ends_while_a_commit_is_settled_with_overlap", |broker| {
+            ends_while_it_settles(broker, "bounds-stop-settle-overlap", true);
+        }),
+        shared("a_start_that_is_refused_leaves_the_running_instance_alone", a_refused_start),
     ]
 }
 
@@ -143,11 +156,27 @@ impl<'b> Flow<'b> {
                 drop(end);
             });
             broker.block_on(async {
-                let client = KafkaClient::connect(&consumer, producer, &config).await.unwrap();
+                let client = connect(&consumer, &producer, &config).await;
                 let run = Processor::new(config, client, handler).run(async { drop(ended.await) });
                 tokio::time::timeout(PATIENCE, run).await.expect("it ends in time")
             })
         })
+    }
+}
+
+/// A case may have limits for its requests that a busy machine needs longer for than that at its start.
+async fn connect(
+    consumer: &ConsumerConfig,
+    producer: &ProducerConfig,
+    config: &ProcessorConfig,
+) -> KafkaClient {
+    let start = Instant::now();
+    loop {
+        match KafkaClient::connect(consumer, producer.clone(), config).await {
+            Err(ProcessorError::Producer(ProducerError::Unavailable { .. }))
+                if start.elapsed() < PATIENCE => {}
+            connected => return connected.unwrap(),
+        }
     }
 }
 
@@ -243,4 +272,98 @@ fn ends_while_it_waits(broker: &Broker) {
     });
     fault.remove();
     assert!(matches!(ended, Err(ProcessorError::Producer(ProducerError::Unavailable { .. }))), "{ended:?}");
+}
+
+/// The end of a processor whose one attempt would last for longer than a test waits.
+const END_MAX: Duration = Duration::from_secs(30);
+
+/// Runs it until `reached`, and then to its end, which is not that of the attempt under way.
+fn ends_early(flow: Flow<'_>, reached: impl Fn() -> bool + Send) {
+    let asked = std::sync::Mutex::new(None);
+    let ended = flow.run(|flow| {
+        flow.wait(reached);
+        *asked.lock().unwrap() = Some(Instant::now());
+    });
+    let took = asked.lock().unwrap().unwrap().elapsed();
+    assert!(matches!(ended, Err(ProcessorError::Producer(ProducerError::Unavailable { .. }))), "{ended:?}");
+    assert!(took < END_MAX, "{took:?}");
+}
+
+fn ends_during_an_attempt(broker: &Broker, name: &'static str, overlap: bool) {
+    let mut flow = Flow::new(broker, name);
+    flow.config.overlap = overlap;
+    flow.one_batch(30);
+    (flow.handler.at, flow.handler.trouble) = ("18", Trouble::Fails);
+    flow.producer.delivery_timeout = PATIENCE * 2;
+    flow.send(numbers(0..30));
+    let fault = broker.proxy().inject(Match::request(format!("EndTxn {name}")), Action::Drop);
+    ends_early(flow, || fault.count() > 0);
+    fault.remove();
+}
+
+fn ends_while_it_settles(broker: &Broker, name: &'static str, overlap: bool) {
+    let mut flow = Flow::new(broker, name);
+    flow.config.overlap = overlap;
+    flow.config.batch_records_max = 3;
+    flow.config.handler_timeout = Duration::from_secs(1);
+    flow.producer.transaction_timeout = Duration::from_secs(3);
+    flow.producer.delivery_timeout = PATIENCE * 2;
+    flow.producer.connect.request_timeout = Duration::from_millis(500);
+    flow.send(numbers(0..9));
+    let commit = format!("EndTxn {name} commit");
+    let unanswered = broker.proxy().inject(Match::answer_to(&commit), Action::Cut).times(1);
+    let lost = broker.proxy().inject(Match::request(&commit), Action::Cut).after(1);
+    // The first ones are those of its start.
+    let settling = broker.proxy().inject(Match::request(format!("DescribeTransactions {name}")), Action::Cut);
+    ends_early(flow, || unanswered.count() > 0 && lost.count() > 0 && settling.count() > 3);
+    lost.remove();
+    settling.remove();
+}
+
+/// It has a property that does not exist, may not take one of its other ids, or cannot look at the topics: so it does not take over the
+/// transactional id of the one that runs.
+fn a_refused_start(broker: &Broker) {
+    let name = "bounds-refused";
+    let flow = Flow::new(broker, name);
+    // The broker does not know the version of a request that asks for configurations.
+    let (known, unknown) = ([0, 32, 0, 1, 0, 4, 0], [0, 32, 0, 90, 0, 99, 0]);
+    let changed = broker.proxy().change(Match::answer_to(format!("ApiVersions {name}")), move |_, frame| {
+        let found = frame.windows(known.len()).position(|bytes| bytes == known);
+        if let Some(place) = found {
+            frame[place..place + known.len()].copy_from_slice(&unknown);
+        }
+    });
+    broker.block_on(async {
+        let mut running = Producer::connect(flow.producer.clone()).await.unwrap();
+        running.begin().unwrap();
+        running.send(NewRecord::new(&flow.handler.output, "key", "1")).await.unwrap();
+        running.flush().await.unwrap();
+        let mut other = flow.producer.clone();
+        other.connect.client_id = name.to_owned();
+        let consumer = ConsumerConfig::new(&broker.proxied().to_string(), name, &[name]);
+        let with_typo = ConsumerConfig {
+            properties: [("fetch.wait.max.mss".to_owned(), "10".to_owned())].into(),
+            ..consumer.clone()
+        };
+        let refused = KafkaClient::connect(&with_typo, flow.producer.clone(), &flow.config).await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("fetch.wait.max.mss"), "{refused}");
+        let with_overlap = ProcessorConfig { overlap: true, ..flow.config.clone() };
+        let second = Match::request(format!("InitProducerId {name}.2"));
+        // TRANSACTIONAL_ID_AUTHORIZATION_FAILED would need a broker with rights of its own.
+        let cut = broker.proxy().inject(second, Action::Cut);
+        let impatient = ProducerConfig { delivery_timeout: Duration::from_secs(1), ..flow.producer.clone() };
+        let refused = KafkaClient::connect(&consumer, impatient, &with_overlap).await.unwrap_err();
+        assert!(cut.count() > 0, "{refused:?}");
+        cut.remove();
+        let refused = KafkaClient::connect(&consumer, other, &flow.config).await.unwrap_err();
+        assert!(changed.count() > 0);
+        running.commit().await.unwrap();
+        assert!(
+            matches!(refused, ProcessorError::Producer(ProducerError::Fatal { .. })),
+            "another start would not help: {refused:?}"
+        );
+    });
+    changed.remove();
+    assert_eq!(flow.visible(), ["1"]);
 }

@@ -35,6 +35,10 @@ pub fn cases() -> Vec<Case> {
             "producer_takes_no_initialisation_of_its_own_for_a_successor",
             own_initialisation_with_an_error,
         ),
+        shared(
+            "producer_fencing_ends_a_loser_that_repeats_its_initialisation",
+            successor_while_it_initialises,
+        ),
         shared("producer_continues_after_a_timed_out_transaction", continues_after_a_timed_out_transaction),
         shared("producer_refuses_what_the_broker_does_not_allow", refuses_what_the_broker_does_not_allow),
         alone("producer_commits_over_a_killed_broker", commits_over_a_killed_broker),
@@ -403,10 +407,42 @@ fn initialisation_before_a_successor(broker: &Broker, topic: &str, commits: bool
     assert_eq!(broker.read(topic, Isolation::Committed), ["B", "C"]);
 }
 
+/// The loser repeats an initialisation that was not answered, and meanwhile a successor begins.
+fn successor_while_it_initialises(broker: &Broker) {
+    let topic = "producer-init-repeated";
+    broker.create_topic(topic, 1);
+    broker.block_on(async {
+        let mut loser = connect(broker, topic).await;
+        let lost = loser.identity().unwrap();
+        loser.begin().unwrap();
+        send(&mut loser, topic, "A").await.unwrap();
+        let label = format!("InitProducerId {topic}");
+        let unanswered = broker.proxy().inject(Match::answer_to(label.as_str()), Action::Cut).times(1);
+        let repeated = broker.proxy().inject(Match::request(label), Action::Cut).after(1);
+        let begun = async {
+            repeated.wait_for(1).await;
+            let connect = Connect::plain([broker.address().to_string()]);
+            let mut successor =
+                Producer::connect(ProducerConfig { connect, ..config(broker, topic) }).await.unwrap();
+            successor.begin().unwrap();
+            send(&mut successor, topic, "B").await.unwrap();
+            repeated.remove();
+            successor
+        };
+        let (recovered, mut successor) = tokio::join!(loser.recover(), begun);
+        assert_eq!(unanswered.count(), 1);
+        assert_fenced(&recovered.unwrap_err(), topic, lost, successor.identity().unwrap());
+        successor.commit().await.unwrap();
+    });
+    assert_eq!(broker.read(topic, Isolation::Committed), ["B"]);
+}
+
 /// The coordinator has written the new identity, and answers an error that does not say so.
 fn own_initialisation_with_an_error(broker: &Broker) {
     // COORDINATOR_NOT_AVAILABLE, REQUEST_TIMED_OUT, UNKNOWN_SERVER_ERROR
-    for (topic, error) in [("producer-init-15", 15_i16), ("producer-init-7", 7), ("producer-init-1", -1)] {
+    for (topic, error) in
+        [("producer-init-away", 15_i16), ("producer-init-late", 7), ("producer-init-error", -1)]
+    {
         broker.create_topic(topic, 1);
         broker.block_on(async {
             let start = std::time::Instant::now();

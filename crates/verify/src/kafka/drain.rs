@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use hapax_kafka::admin::{self, AdminError, BlockedPartition, OpenTransaction};
+use hapax_kafka::admin::{self, AdminError, BlockedPartition, OpenProducer, OpenTransaction};
 use hapax_kafka::producer::NewRecord;
 use hapax_kafka::publisher::Publisher;
 use hapax_kafka::wire::Cluster;
@@ -166,8 +166,8 @@ async fn why_blocked(cluster: &Cluster, topics: &[String]) -> Result<Option<Stri
     let mut lines = Vec::new();
     for BlockedPartition { topic, partition, stable_end, end, producers } in &blocked {
         let mut line = format!("{topic}/{partition} is shown up to {stable_end} of {end}");
-        for (producer, epoch, start) in producers {
-            let of = |transaction: &&OpenTransaction| transaction.producer.0 == *producer;
+        for OpenProducer { id, epoch, start, .. } in producers {
+            let of = |transaction: &&OpenTransaction| transaction.producer.0 == *id;
             let known = match known.iter().find(of) {
                 None => " and unknown to the coordinator".to_owned(),
                 Some(OpenTransaction {
@@ -178,7 +178,7 @@ async fn why_blocked(cluster: &Cluster, topics: &[String]) -> Result<Option<Stri
                     format!(" ({transactional_id}, {state} for {age_ms} of {timeout_ms} ms, epoch {epoch})")
                 }
             };
-            write!(line, ", a transaction of producer {producer} epoch {epoch} is open since {start}{known}")
+            write!(line, ", a transaction of producer {id} epoch {epoch} is open since {start}{known}")
                 .expect("a string grows");
         }
         lines.push(line);

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
-use hapax_kafka::admin::{self, Findings, OpenTransaction, Wanted};
+use hapax_kafka::admin::{self, Findings, HangingTransaction, OpenTransaction, Wanted};
 use hapax_kafka::refusal::{self, Refusal};
 use hapax_kafka::wire::Cluster;
 use serde_json::json;
@@ -125,11 +125,36 @@ The file is that of `hapax kafka run`: each slot has an id, and with `overlap = 
     /// Lists open transactions, oldest first. Readers of committed records wait for them.
     #[command(after_help = "Examples:\n  hapax kafka transactions\n  hapax kafka transactions --json")]
     Transactions,
-    /// Aborts the open transaction of a transactional.id. Its producer is fenced: if it still runs, it ends with an error.
-    #[command(after_help = "Examples:\n  hapax kafka abort billing-1 --yes")]
+    /// Lists transactions that are open in partitions of these topics and that no coordinator knows. Nothing but an abort ends
+    /// them.
+    #[command(
+        after_help = "Examples:\n  hapax kafka hanging orders bills\n  hapax kafka hanging orders --json"
+    )]
+    Hanging {
+        /// The topics.
+        #[arg(required = true, value_name = "TOPIC")]
+        topics: Vec<String>,
+    },
+    /// Aborts the open transaction of a transactional.id, or a hanging one. With a transactional.id the producer is fenced: if it still
+    /// runs, it ends with an error. With --hanging it is not: stop it before.
+    #[command(after_help = "\
+Examples:
+  hapax kafka abort billing-1 --yes
+  hapax kafka abort --hanging orders/0 --offset 1234
+
+What the coordinator had decided about a hanging transaction is not known any more: if that was a commit, its records are lost by the
+abort. One is aborted only when its last record is older than transaction.max.timeout.ms of the brokers and 5 minutes, by the record's
+timestamp, which a program may have set.")]
     Abort {
         /// The transactional.id.
-        transactional_id: String,
+        #[arg(required_unless_present = "hanging", conflicts_with = "hanging")]
+        transactional_id: Option<String>,
+        /// The partition of a transaction that `hapax kafka hanging` lists.
+        #[arg(long, value_name = "TOPIC/N", requires = "offset", value_parser = partition)]
+        hanging: Option<(String, i32)>,
+        /// The offset where it begins.
+        #[arg(long, requires = "hanging")]
+        offset: Option<i64>,
         #[command(flatten)]
         confirm: Confirm,
     },
@@ -168,7 +193,27 @@ pub async fn run(args: KafkaArgs) -> anyhow::Result<()> {
         }
         KafkaCommand::Lag { group } => lag(&cluster, &group, out).await,
         KafkaCommand::Transactions => transactions(&cluster, out).await,
-        KafkaCommand::Abort { transactional_id: id, confirm } => {
+        KafkaCommand::Hanging { topics } => hanging(&cluster, &topics, out).await,
+        KafkaCommand::Abort { hanging: Some((topic, number)), offset, confirm, .. } => {
+            let start = offset.unwrap_or_default();
+            confirm.ask(&format!(
+                "Abort the transaction that begins at offset {start} of {topic}/{number}? If it had been committed, its records are lost."
+            ))?;
+            let Some(aborted) = admin::abort_hanging(&cluster, &topic, number, start).await? else {
+                bail!(
+                    "no transaction hangs at offset {start} of {topic}/{number}; `hapax kafka hanging {topic}` lists them, and \
+                     `hapax kafka transactions` those that their coordinator knows"
+                );
+            };
+            let producer = aborted.producer;
+            let sentence =
+                format!("aborted in {topic}/{number}: producer {}, epoch {}", producer.id, producer.epoch);
+            let value = json!({ "topic": topic, "partition": number, "offset": start, "producer_id": producer.id,
+                                "producer_epoch": producer.epoch });
+            out.done(&sentence, &value)
+        }
+        KafkaCommand::Abort { transactional_id, confirm, .. } => {
+            let id = transactional_id.unwrap_or_default();
             confirm.ask(&format!("Abort the open transaction of {id} and fence its producer?"))?;
             let Some(OpenTransaction { producer: (producer, epoch), .. }) =
                 admin::abort(&cluster, &id).await?
@@ -231,12 +276,55 @@ async fn lag(cluster: &Cluster, group: &str, out: Output) -> anyhow::Result<()> 
         [vec![it.topic.clone(), it.partition.to_string()], numbers.to_vec()].concat()
     };
     let heading = ["topic", "partition", "committed", "end", "lag", "blocked"];
-    out.rows(&heading, lags.iter().map(row).collect())
+    out.rows(&heading, lags.iter().map(row).collect())?;
+    if let Some(blocked) = lags.iter().find(|it| it.blocked() > 0) {
+        let topic = &blocked.topic;
+        crate::output::note(&format!(
+            "`blocked` offsets wait for open transactions: hapax kafka transactions, or hapax kafka hanging {topic}"
+        ));
+    }
+    Ok(())
+}
+
+/// `orders/0`.
+fn partition(text: &str) -> Result<(String, i32), String> {
+    let parts = text.rsplit_once('/').and_then(|(topic, number)| Some((topic, number.parse().ok()?)));
+    match parts {
+        Some((topic, number)) if !topic.is_empty() && number >= 0 => Ok((topic.to_owned(), number)),
+        _ => Err("a topic and the number of a partition are needed, for example orders/0".to_owned()),
+    }
+}
+
+async fn hanging(cluster: &Cluster, topics: &[String], out: Output) -> anyhow::Result<()> {
+    let found = admin::hanging(cluster, topics).await?;
+    let age_s = |it: &HangingTransaction| now_ms().saturating_sub(it.producer.last_ms).max(0) / 1_000;
+    if out.is_json() {
+        let one = |it: &HangingTransaction| {
+            json!({ "topic": it.topic, "partition": it.partition, "offset": it.producer.start,
+                    "producer_id": it.producer.id, "producer_epoch": it.producer.epoch, "age_s": age_s(it) })
+        };
+        return out.value(&found.iter().map(one).collect::<Vec<_>>());
+    }
+    let row = |it: &HangingTransaction| {
+        let producer = [it.producer.start, it.producer.id, i64::from(it.producer.epoch)];
+        let place = vec![format!("{}/{}", it.topic, it.partition)];
+        [place, producer.map(|number| number.to_string()).to_vec(), vec![format!("{} s", age_s(it))]].concat()
+    };
+    let heading = ["partition", "offset", "producer", "epoch", "last record"];
+    out.rows(&heading, found.iter().map(row).collect())?;
+    if !found.is_empty() {
+        crate::output::note("hapax kafka abort --hanging PARTITION --offset OFFSET ends one");
+    }
+    Ok(())
+}
+
+fn now_ms() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as i64)
 }
 
 async fn transactions(cluster: &Cluster, out: Output) -> anyhow::Result<()> {
     let open = admin::transactions(cluster).await?;
-    let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as i64);
+    let now_ms = now_ms();
     let age_s = |it: &OpenTransaction| it.started_ms.map_or(0, |start| (now_ms - start).max(0) / 1_000);
     if out.is_json() {
         let one = |it: &OpenTransaction| {
