@@ -1,7 +1,7 @@
 //! The schema `hapax` and its versions. Each migration is a numbered file in `migrations/`, and is applied once, in order,
 //! in one transaction with all others that are missing.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use hapax_core::StoreError;
 use sqlx::{Connection as _, Executor as _, PgConnection, Row as _};
@@ -66,6 +66,7 @@ const SHORT_TRANSACTIONS: &[Script] = &[
 ];
 const POSITIONS: &[Script] = &[Script::Both(include_str!("../migrations/0009_positions.sql"))];
 const WRITE: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0010_write.sql"))];
+const GROUPS: &[Script] = &[Script::StandardOnly(include_str!("../migrations/0011_groups.sql"))];
 
 /// Every migration, in order. A released one is never changed.
 ///
@@ -84,6 +85,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { version: 8, name: "short transactions", scripts: SHORT_TRANSACTIONS, readers_from: 1 },
     Migration { version: 9, name: "positions", scripts: POSITIONS, readers_from: 1 },
     Migration { version: 10, name: "write", scripts: WRITE, readers_from: 1 },
+    Migration { version: 11, name: "groups", scripts: GROUPS, readers_from: 1 },
 ];
 
 /// The version of the schema that this program makes.
@@ -118,11 +120,12 @@ pub async fn migrate(url: &str, options: &Options, dry_run: bool) -> Result<Migr
     let opened = opened.map_err(|_| unavailable(format!("no connection within {} ms", limit.as_millis())))?;
     let mut connection =
         opened.map_err(|error| unavailable(format!("no connection: {}", connect::refusal(&error))))?;
-    let start = Instant::now();
+    let mut attempt = 1;
     let report = loop {
-        match apply(&mut connection, &target.options, dry_run).await {
-            Err(failure) if failure.lost_a_lock() && start.elapsed() < LOCKS_MAX => {
+        match apply(&mut connection, &target.options, dry_run, lock_wait_ms(attempt)).await {
+            Err(failure) if failure.lost_a_lock() && attempt < ATTEMPTS_MAX => {
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(100..500))).await;
+                attempt += 1;
             }
             ended => break ended,
         }
@@ -133,16 +136,19 @@ pub async fn migrate(url: &str, options: &Options, dry_run: bool) -> Result<Migr
     Ok(report)
 }
 
-/// How long a migration is begun again because it did not get its locks. Servers lock the same tables in other orders, so it may
-/// take several attempts under load.
-const LOCKS_MAX: Duration = Duration::from_mins(1);
+/// How often a migration that does not get its locks is begun at most: servers lock the same tables in other orders, so it may take several
+/// attempts under load. Attempts that wait for one lock each take about a minute together. They are counted rather than timed, since the work
+/// before a lock may take longer than that.
+const ATTEMPTS_MAX: u64 = 60;
 
-/// A migration may take long, but must not wait long for a lock while everything else queues behind it. It gives up before
-/// PostgreSQL looks for deadlocks (after 1 s), so that no operation of a server is the one that loses.
-const PREPARE: &str = "
-SET LOCAL statement_timeout = '30min';
-SET LOCAL lock_timeout = '500ms';
-";
+/// How long an attempt waits for each of its locks, because everything else queues behind it meanwhile.
+///
+/// Most attempts give up before PostgreSQL looks for deadlocks, by default after 1 s: of a deadlock with a server the migration mostly is the
+/// one that loses. An operation of a server that has waited for longer can still lose, and is repeated. Every fifth attempt waits until
+/// PostgreSQL has looked, because only that look interrupts an autovacuum that holds the lock.
+fn lock_wait_ms(attempt: u64) -> u64 {
+    if attempt.is_multiple_of(5) { 1_500 } else { 500 }
+}
 
 const VERSIONS: &str = "
 CREATE SCHEMA IF NOT EXISTS hapax;
@@ -158,6 +164,7 @@ async fn apply(
     connection: &mut PgConnection,
     options: &Options,
     dry_run: bool,
+    lock_wait_ms: u64,
 ) -> Result<MigrationReport, Failure> {
     let portable = options.portable;
     let mut transaction = if options.pooler {
@@ -165,7 +172,9 @@ async fn apply(
     } else {
         connection.begin().await?
     };
-    run_script(&mut transaction, PREPARE).await?;
+    let limits =
+        format!("SET LOCAL statement_timeout = '30min'; SET LOCAL lock_timeout = '{lock_wait_ms}ms'");
+    run_script(&mut transaction, &limits).await?;
     if !portable {
         run_script(&mut transaction, "SELECT pg_advisory_xact_lock(hashtext('hapax.migrate'))").await?;
     }
@@ -198,10 +207,7 @@ async fn apply(
 }
 
 /// Boxed, since the compiler cannot see otherwise that the future is `Send`.
-fn run_script<'c>(
-    connection: &'c mut PgConnection,
-    sql: &'static str,
-) -> BoxFuture<'c, Result<(), sqlx::Error>> {
+fn run_script<'c>(connection: &'c mut PgConnection, sql: &'c str) -> BoxFuture<'c, Result<(), sqlx::Error>> {
     Box::pin(async move { connection.execute(sqlx::raw_sql(sql)).await.map(drop) })
 }
 

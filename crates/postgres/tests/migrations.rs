@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::{Database, Server};
 use hapax_core::StoreError;
 use hapax_postgres::{OpenError, Options, PostgresStore, SCHEMA_VERSION, migrate};
-use sqlx::{Executor as _, Row as _};
+use sqlx::{Executor as _, PgConnection, Row as _};
 use tokio::task::JoinSet;
 
 fn main() -> std::process::ExitCode {
@@ -14,6 +16,8 @@ fn main() -> std::process::ExitCode {
         a_dry_run_changes_nothing,
         of_many_concurrent_migrations_one_does_the_work,
         a_migration_waits_for_traffic_and_holds_it_up_for_a_moment_only,
+        a_migration_interrupts_an_autovacuum,
+        acks_and_sends_in_one_statement_lock_the_table_of_queues_first,
         a_database_without_the_schema_is_refused,
         a_schema_that_needs_a_newer_program_is_refused,
         the_form_of_a_schema_is_chosen_once,
@@ -54,32 +58,100 @@ async fn of_many_concurrent_migrations_one_does_the_work(server: &'static Server
     assert_eq!(applied, [&[0; 7][..], &[SCHEMA_VERSION as usize]].concat());
 }
 
+/// Has each migration do this as its last step, and count its attempts.
+async fn with_a_last_step(db: &mut PgConnection, step: &str) {
+    let sql = format!(
+        "CREATE SEQUENCE public.attempts;
+         CREATE FUNCTION public.last_step() RETURNS trigger LANGUAGE plpgsql AS
+           $$ BEGIN PERFORM nextval('public.attempts'); {step}; RETURN NEW; END $$;
+         CREATE TRIGGER last_step BEFORE INSERT ON hapax.store EXECUTE FUNCTION public.last_step()"
+    );
+    db.execute(sql.as_str()).await.unwrap();
+}
+
 /// A migration that does not get a lock lets those through that wait behind it, and tries again.
 async fn a_migration_waits_for_traffic_and_holds_it_up_for_a_moment_only(server: &'static Server) {
     let database = Database::migrated(server).await;
     let (mut holder, mut other) = (database.connect().await, database.connect().await);
-    holder.execute("BEGIN; LOCK TABLE hapax.migration IN ACCESS SHARE MODE").await.unwrap();
-    // The last migration is missing, and its entry needs a lock that the holder's is in the way of.
-    let sql = "CREATE FUNCTION hapax.locks() RETURNS trigger LANGUAGE plpgsql AS
-                 'BEGIN LOCK TABLE hapax.migration IN ACCESS EXCLUSIVE MODE; RETURN NEW; END';
-               CREATE TRIGGER locks BEFORE INSERT ON hapax.migration EXECUTE FUNCTION hapax.locks();
-               DELETE FROM hapax.migration WHERE version = (SELECT max(version) FROM hapax.migration);
-               DROP FUNCTION hapax.q_write";
-    other.execute(sql).await.unwrap();
+    holder.execute("BEGIN; LOCK TABLE hapax.q_queue IN ACCESS SHARE MODE").await.unwrap();
+    with_a_last_step(&mut other, "LOCK TABLE hapax.q_queue IN ACCESS EXCLUSIVE MODE").await;
     let url = database.url();
     let migrating = tokio::spawn(async move { migrate(&url, &Options::default(), false).await });
-    let waits = "SELECT count(*) FROM pg_locks WHERE relation = 'hapax.migration'::regclass AND NOT granted";
+    let waits = "SELECT count(*) FROM pg_locks WHERE relation = 'hapax.q_queue'::regclass AND NOT granted";
     for _ in 0..2 {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         while other.fetch_one(waits).await.unwrap().get::<i64, _>(0) == 0 {
             assert!(!migrating.is_finished() && start.elapsed() < common::PATIENCE, "it waits");
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
         // Queues behind it until it gives up.
-        other.execute("SELECT count(*) FROM hapax.migration").await.unwrap();
+        other.execute("SELECT count(*) FROM hapax.q_queue").await.unwrap();
     }
     holder.execute("ROLLBACK").await.unwrap();
-    assert_eq!(migrating.await.unwrap().unwrap().applied.len(), 1);
+    migrating.await.unwrap().unwrap();
+    let attempts = "SELECT last_value FROM public.attempts";
+    assert!(other.fetch_one(attempts).await.unwrap().get::<i64, _>(0) > 2, "it was begun again");
+}
+
+/// An autovacuum yields to a lock only when the one who waits looks for deadlocks, after a second.
+async fn a_migration_interrupts_an_autovacuum(_: &'static Server) {
+    let settings = ["autovacuum=on", "autovacuum_naptime=1s", "log_autovacuum_min_duration=0"];
+    let server = Server::start(&settings).unwrap();
+    let url = server.url("postgres");
+    migrate(&url, &Options::default(), false).await.unwrap();
+    let mut db = server.connect("postgres").await;
+    // As slow as it can be: it pauses for 100 ms after each page.
+    let sql = "CREATE TABLE public.large WITH (autovacuum_vacuum_cost_delay = 100, autovacuum_vacuum_cost_limit = 1)
+                 AS SELECT at, repeat('x', 1000) FROM generate_series(1, 10000) at;
+               DELETE FROM public.large";
+    db.execute(sql).await.unwrap();
+    let vacuums = "SELECT count(*) FROM pg_stat_progress_vacuum WHERE relid = 'public.large'::regclass";
+    let start = Instant::now();
+    while db.fetch_one(vacuums).await.unwrap().get::<i64, _>(0) == 0 {
+        assert!(start.elapsed() < common::PATIENCE, "it is vacuumed");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    with_a_last_step(&mut db, "LOCK TABLE public.large IN ACCESS EXCLUSIVE MODE").await;
+    let start = Instant::now();
+    migrate(&url, &Options::default(), false).await.unwrap();
+    let attempts: i64 = db.fetch_one("SELECT last_value FROM public.attempts").await.unwrap().get(0);
+    println!("{attempts} attempts in {:?}", start.elapsed());
+    let vacuumed = "SELECT autovacuum_count FROM pg_stat_user_tables WHERE relid = 'public.large'::regclass";
+    assert_eq!(db.fetch_one(vacuumed).await.unwrap().get::<i64, _>(0), 0, "it was interrupted");
+}
+
+/// A migration locks the table of queues before those of messages. An operation that locks them in another order would deadlock with it.
+async fn acks_and_sends_in_one_statement_lock_the_table_of_queues_first(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let (mut holder, mut other) = (database.connect().await, database.connect().await);
+    let pid: i32 = other.fetch_one("SELECT pg_backend_pid()").await.unwrap().get(0);
+    let write = "SELECT hapax.q_write(1, '{1}', '{1}', 1, 1, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')";
+    // The first call of a session analyzes the statements; the later ones lock what the kept plan names.
+    for calls_before in [0, 10] {
+        for _ in 0..calls_before {
+            other.execute(write).await.unwrap();
+        }
+        holder.execute("BEGIN; LOCK TABLE hapax.q_queue IN ACCESS EXCLUSIVE MODE").await.unwrap();
+        let waiting = async {
+            let sql = "SELECT coalesce(array_agg(relation::regclass::text) FILTER (WHERE granted), '{}'), \
+                       coalesce(bool_or(NOT granted), false) \
+                       FROM pg_locks WHERE pid = $1 AND locktype = 'relation' AND relation::regclass::text ~ '^hapax[.]'";
+            let start = Instant::now();
+            let locked: Vec<String> = loop {
+                let row = sqlx::query(sql).bind(pid).fetch_one(&mut holder).await.unwrap();
+                if row.get(1) {
+                    break row.get(0);
+                }
+                assert!(start.elapsed() < common::PATIENCE, "it waits");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            };
+            holder.execute("ROLLBACK").await.unwrap();
+            locked
+        };
+        let (locked, written) = tokio::join!(waiting, other.execute(write));
+        written.unwrap();
+        assert_eq!(locked, [""; 0], "after {calls_before} calls: locked while it waits for q_queue");
+    }
 }
 
 async fn a_database_without_the_schema_is_refused(server: &'static Server) {

@@ -10,6 +10,7 @@ use hapax_core::{
 };
 use hapax_faults::{Action, FaultHandle, FaultProxy, Match, Protocol};
 use hapax_postgres::{Options, PostgresStore};
+use sqlx::{Executor as _, Row as _};
 
 fn main() -> std::process::ExitCode {
     common::main(tests![
@@ -25,8 +26,7 @@ const TRIES: usize = 20;
 
 /// A store whose answers can be cut, and one that sees what is in the database.
 struct Site {
-    /// Its database is dropped at the end.
-    _database: Database,
+    database: Database,
     proxy: FaultProxy,
     cut: PostgresStore,
     direct: PostgresStore,
@@ -43,19 +43,25 @@ impl Site {
         let config = if queue.is_fifo() { QueueConfig::sqs_fifo() } else { QueueConfig::sqs() };
         direct.create_queue(&queue, config).await.unwrap();
         let cut = PostgresStore::open(&through, Options::default()).await.unwrap();
-        Self { _database: database, proxy, cut, direct, queue }
+        Self { database, proxy, cut, direct, queue }
     }
 
     fn cut_answer_to(&self, sql: &str) -> FaultHandle {
         self.proxy.inject(Match::answer_to(sql), Action::Cut).times(1)
     }
 
-    async fn ready(&self) -> u64 {
-        self.direct.stats(&self.queue).await.unwrap().ready
+    /// Messages that wait. The store's own figures may be old, if a count took long.
+    async fn ready(&self) -> i64 {
+        self.count("(SELECT count(*) FROM hapax.q_ready) + (SELECT count(*) FROM hapax.q_fifo)").await
     }
 
-    async fn in_flight(&self) -> u64 {
-        self.direct.stats(&self.queue).await.unwrap().in_flight
+    async fn in_flight(&self) -> i64 {
+        self.count("(SELECT count(*) FROM hapax.q_claim)").await
+    }
+
+    async fn count(&self, what: &str) -> i64 {
+        let mut db = self.database.connect().await;
+        db.fetch_one(format!("SELECT {what}").as_str()).await.unwrap().get(0)
     }
 
     /// Sends through the store whose answers are cut.

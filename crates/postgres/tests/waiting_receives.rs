@@ -64,18 +64,21 @@ fn bodies(deliveries: &[Delivery]) -> Vec<String> {
 /// Has the database answer a receive with a slot that was not asked for, and ends that again.
 async fn answer_wrongly(database: &Database, wrongly: bool) {
     let mut connection = database.connect().await;
-    if !wrongly {
-        let right =
-            "DROP FUNCTION hapax.q_recv_fifo; ALTER FUNCTION hapax.q_recv_fifo_right RENAME TO q_recv_fifo";
-        connection.execute(right).await.unwrap();
-        return;
-    }
-    let sql = "SELECT oidvectortypes(proargtypes), pronargs::int FROM pg_proc WHERE proname = 'q_recv_fifo'";
+    // Servers of versions before use those with fewer arguments.
+    let sql = "SELECT oidvectortypes(proargtypes), pronargs::int FROM pg_proc WHERE proname = 'q_recv_fifo' \
+               ORDER BY pronargs DESC LIMIT 1";
     let row = connection.fetch_one(sql).await.unwrap();
     let (types, count): (String, i32) = (row.get(0), row.get(1));
+    if !wrongly {
+        let right = format!(
+            "DROP FUNCTION hapax.q_recv_fifo({types}); ALTER FUNCTION hapax.q_recv_fifo_right RENAME TO q_recv_fifo"
+        );
+        connection.execute(right.as_str()).await.unwrap();
+        return;
+    }
     let arguments: Vec<String> = (1..=count).map(|at| format!("${at}")).collect();
     let sql = format!(
-        "ALTER FUNCTION hapax.q_recv_fifo RENAME TO q_recv_fifo_right;
+        "ALTER FUNCTION hapax.q_recv_fifo({types}) RENAME TO q_recv_fifo_right;
          CREATE FUNCTION hapax.q_recv_fifo({types}) RETURNS TABLE (slot int, now_ms bigint, m hapax.q_claim) LANGUAGE sql
          AS 'SELECT CASE WHEN r.slot > 0 THEN 99 ELSE r.slot END, r.now_ms, r.m FROM hapax.q_recv_fifo_right({}) r'",
         arguments.join(", ")

@@ -151,24 +151,51 @@ async fn awaited(db: &mut PgConnection, queue_id: i32) -> Result<Vec<(i32, Messa
     Ok(all)
 }
 
+/// What is deleted of a FIFO queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    Everything,
+    /// The groups that there are now. One that a send makes meanwhile is not locked: some of its rows would stay, and its messages
+    /// without a head would be found by no receive.
+    Groups,
+}
+
 /// Deletes all messages of a queue. Groups elsewhere that waited for one of them continue.
-async fn empty(db: &mut PgConnection, queue_id: i32, fifo: bool) -> Result<(u64, BTreeSet<i32>), Failure> {
+async fn empty(
+    db: &mut PgConnection,
+    queue_id: i32,
+    fifo: bool,
+    scope: Scope,
+) -> Result<(u64, BTreeSet<i32>), Failure> {
     let mut freed = BTreeSet::new();
     let mut groups: BTreeSet<GroupOf> = BTreeSet::new();
-    let mut waits = Vec::new();
+    let (mut waits, mut own) = (Vec::new(), Vec::<String>::new());
     if fifo {
         waits = awaited(db, queue_id).await?;
         groups = waits.iter().map(|(waits, _, group)| (*waits, group.clone())).collect();
         write::lock_groups(db, &groups).await?;
-        let all = "SELECT 1 FROM hapax.q_group WHERE queue_id = $1 ORDER BY grp FOR UPDATE";
-        sqlx::query(all).bind(queue_id).execute(&mut *db).await?;
+        let all = "SELECT grp FROM hapax.q_group WHERE queue_id = $1 ORDER BY grp FOR UPDATE";
+        own = sqlx::query_scalar(all).bind(queue_id).fetch_all(&mut *db).await?;
     }
+    let groups_only = (fifo && scope == Scope::Groups).then_some(&own);
+    let which = "queue_id = $1 AND ($2::text[] IS NULL OR grp = ANY($2))";
     let mut count = 0;
     for table in Table::ALL {
-        let sql = format!("DELETE FROM {} WHERE queue_id = $1", table.name());
-        count += sqlx::query(&sql).bind(queue_id).execute(&mut *db).await?.rows_affected();
+        let sql = format!(
+            "WITH gone AS (DELETE FROM {} WHERE {which} RETURNING seq), \
+             needed AS (DELETE FROM hapax.q_need WHERE queue_id = $1 AND seq IN (SELECT seq FROM gone)) \
+             SELECT count(*) FROM gone",
+            table.name()
+        );
+        let deleted: i64 =
+            sqlx::query_scalar(&sql).bind(queue_id).bind(groups_only).fetch_one(&mut *db).await?;
+        count += deleted as u64;
     }
-    for table in ["q_head", "q_undecided", "q_dedup", "q_attempt", "q_need", "q_settled", "q_room"] {
+    for table in ["q_head", "q_undecided", "q_settled"] {
+        let sql = format!("DELETE FROM hapax.{table} WHERE {which}");
+        sqlx::query(&sql).bind(queue_id).bind(groups_only).execute(&mut *db).await?;
+    }
+    for table in ["q_dedup", "q_attempt", "q_room"] {
         let sql = format!("DELETE FROM hapax.{table} WHERE queue_id = $1");
         sqlx::query(&sql).bind(queue_id).execute(&mut *db).await?;
     }
@@ -180,7 +207,7 @@ async fn empty(db: &mut PgConnection, queue_id: i32, fifo: bool) -> Result<(u64,
             freed.insert(*waiting);
         }
     }
-    write::announce(db, &groups).await?;
+    write::announce(db, &groups, write::Change::default()).await?;
     Ok((count, freed))
 }
 
@@ -193,13 +220,13 @@ async fn purge(db: &mut PgConnection, name: &QueueName, interval_ms: u64) -> Adm
     }
     let sql = "UPDATE hapax.q_queue SET purged_ms = $2 WHERE id = $1";
     sqlx::query(sql).bind(queue.id).bind(now_ms as i64).execute(&mut *db).await?;
-    Ok(Ok(empty(db, queue.id, queue.config.is_fifo()).await?))
+    Ok(Ok(empty(db, queue.id, queue.config.is_fifo(), Scope::Groups).await?))
 }
 
 async fn delete(db: &mut PgConnection, name: &QueueName) -> Result<(i32, BTreeSet<i32>), Failure> {
     let queue = Queue::get(db, name).await?;
     sqlx::query("DELETE FROM hapax.q_queue WHERE id = $1").bind(queue.id).execute(&mut *db).await?;
-    let (_, freed) = empty(db, queue.id, queue.config.is_fifo()).await?;
+    let (_, freed) = empty(db, queue.id, queue.config.is_fifo(), Scope::Everything).await?;
     sqlx::query("DELETE FROM hapax.q_group WHERE queue_id = $1").bind(queue.id).execute(&mut *db).await?;
     let gone =
         "INSERT INTO hapax.q_gone (queue_id, deleted_ms) VALUES ($1, hapax.now_ms()) ON CONFLICT DO NOTHING";
@@ -226,7 +253,7 @@ async fn empty_gone(db: &mut PgConnection) -> Result<BTreeSet<i32>, Failure> {
     let left: Vec<i32> = sqlx::query_scalar(&sql).fetch_all(&mut *db).await?;
     let mut freed = BTreeSet::new();
     for queue_id in left {
-        freed.extend(empty(db, queue_id, true).await?.1);
+        freed.extend(empty(db, queue_id, true, Scope::Everything).await?.1);
         sqlx::query("DELETE FROM hapax.q_group WHERE queue_id = $1").bind(queue_id).execute(&mut *db).await?;
     }
     let old = "DELETE FROM hapax.q_gone WHERE deleted_ms + $1 < hapax.now_ms()";
@@ -312,6 +339,7 @@ impl Inner {
         let (queue_id, freed): (i32, BTreeSet<i32>) = deleted?;
         lock(&self.totals).remove(&queue_id);
         lock(&self.in_flight).remove(&queue_id);
+        self.forget_places(queue_id);
         self.freed(queue_id);
         for queue_id in freed {
             self.freed(queue_id);

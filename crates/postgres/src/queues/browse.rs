@@ -175,7 +175,7 @@ async fn release_group(
     write::lock_groups(db, &groups).await?;
     let (now_ms, _) = write::draw(db, 0).await?;
     let freed = write::unhalt_group(db, &queue, group, now_ms).await?;
-    write::announce(db, &groups).await?;
+    write::announce(db, &groups, write::Change::default()).await?;
     Ok((!freed.is_empty()).then_some(queue.id))
 }
 

@@ -6,7 +6,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::row::Message;
 use super::{Inner, Queue, lock};
 
 /// How far back the usual look begins.
@@ -73,6 +72,9 @@ impl Looks {
     }
 }
 
+/// Stands for a priority where the places are those of a FIFO queue's groups.
+pub(super) const GROUPS: i16 = -1;
+
 /// What a process knows of a queue.
 #[derive(Default)]
 pub(super) struct Floors {
@@ -89,13 +91,14 @@ pub(super) struct Floors {
     sweeps: Looks,
 }
 
+/// The priorities of a queue, each of which has places.
+pub(super) fn priorities(queue: &Queue) -> Vec<i16> {
+    if queue.config.is_fifo() { vec![GROUPS] } else { queue.priorities() }
+}
+
 impl Inner {
     /// For each priority, the place behind which to look for ready messages.
     pub(super) fn floors(&self, queue: &Queue, priorities: &[i16]) -> Vec<i64> {
-        if queue.grouped {
-            // A group that has more than its share is passed over.
-            return vec![0; priorities.len()];
-        }
         let epoch = self.base.pool.epoch();
         let (mut all, now) = (lock(&self.floors), Instant::now());
         let floors = all.entry(queue.id).or_default();
@@ -134,18 +137,19 @@ impl Inner {
         }
     }
 
-    /// These messages were taken: nothing is expected at their places and before.
-    pub(super) fn note_taken<'m>(&self, queue: &Queue, messages: impl Iterator<Item = &'m Message>) {
+    /// Nothing is expected at these places of priorities and before.
+    pub(super) fn note_taken(&self, queue: &Queue, upto: &[(i16, u64)]) {
         let (mut all, now) = (lock(&self.floors), Instant::now());
         let floors = all.entry(queue.id).or_default();
-        let mut highest: HashMap<u8, u64> = HashMap::new();
-        for message in messages {
-            let pos = highest.entry(message.priority.0).or_default();
-            *pos = message.pos.max(*pos);
+        for (priority, pos) in upto {
+            floors.taken.entry(*priority as u8).or_default().note(now, *pos);
         }
-        for (priority, pos) in highest {
-            floors.taken.entry(priority).or_default().note(now, pos);
-        }
+    }
+
+    /// The queue was deleted.
+    pub(super) fn forget_places(&self, queue_id: i32) {
+        lock(&self.floors).remove(&queue_id);
+        lock(&self.noisy).remove(&queue_id);
     }
 
     /// Messages were put back at their places.

@@ -87,7 +87,8 @@ pub(super) async fn to_queue(
     }
     import.write(db).await?;
     import.room.note(db).await?;
-    write::announce(db, &groups).await?;
+    let below = write::Change { below: true, ..write::Change::default() };
+    write::announce(db, &groups, below).await?;
     Ok((answers, Some(queue.id)))
 }
 

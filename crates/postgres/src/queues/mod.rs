@@ -23,6 +23,7 @@ mod catalogue;
 mod copy;
 mod counted;
 mod entries;
+mod fair;
 mod feed;
 mod floors;
 mod import;
@@ -77,6 +78,7 @@ pub(crate) struct Inner {
     /// What time causes is done by one task per queue at a time.
     sweeps: Mutex<HashMap<i32, Arc<tokio::sync::Mutex<()>>>>,
     floors: Mutex<HashMap<i32, floors::Floors>>,
+    noisy: Mutex<HashMap<i32, fair::Known>>,
     /// The leases of each queue as they were last counted.
     in_flight: Mutex<HashMap<i32, in_flight::Counted>>,
     fence_floor: unsynced::Floor,
@@ -86,6 +88,8 @@ pub(crate) struct Inner {
     extends: Merger<settle::Extends, Vec<(u64, u64)>>,
     /// Deliveries that transactions of this process are ending, by place and fence.
     ending: Mutex<HashSet<(u64, u64)>>,
+    /// Deliveries that transactions of this process have ended, and whose end was not followed.
+    settled: Mutex<HashMap<i32, Vec<i64>>>,
     begun: Once,
     closed: AtomicBool,
     sweeper: sweep::Signals,
@@ -105,12 +109,14 @@ impl Queues {
             feeds: Mutex::default(),
             sweeps: Mutex::default(),
             floors: Mutex::default(),
+            noisy: Mutex::default(),
             in_flight: Mutex::default(),
             fence_floor: unsynced::Floor::default(),
             counted: Mutex::default(),
             writes: merged::merger(base),
             extends: settle::extend_merger(base),
             ending: Mutex::default(),
+            settled: Mutex::default(),
             begun: Once::new(),
             closed: AtomicBool::new(false),
             sweeper: sweep::Signals::default(),

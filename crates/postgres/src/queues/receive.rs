@@ -1,5 +1,6 @@
 //! Receives.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,10 +9,11 @@ use hapax_core::{Delivery, GroupId, OnDead, QueueName, Receive, Settle, StoreErr
 use sqlx::{PgConnection, Row as _};
 use tokio::sync::oneshot;
 
+use super::fair::{Fair, Noisy};
 use super::feed::{Call, Handed};
 use super::row::{COLUMNS, Message, Table};
 use super::transaction::{finish, work_on};
-use super::{Inner, Queue, write};
+use super::{Inner, Queue, floors, write};
 use crate::BoxFuture;
 use crate::error::{Access, Failure};
 
@@ -25,6 +27,7 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(5);
 const LOOK_MIN: Duration = Duration::from_millis(20);
 
 /// What a statement found.
+#[derive(Default)]
 struct Found {
     now_ms: u64,
     /// With the number of its slot, from 1.
@@ -37,6 +40,12 @@ struct Found {
     next_ms: Option<u64>,
     /// Whether nothing was due at `now_ms`, by a look that went through.
     swept: bool,
+    /// Up to which places of priorities all are gone.
+    gone: Vec<(i16, u64)>,
+    /// The place before the first FIFO group that was locked by another transaction.
+    missed: Option<u64>,
+    /// The groups that have more than their share of the deliveries, if that may be used again.
+    noisy: Option<Noisy>,
 }
 
 /// Where to begin to look: the places of each priority, and the time of leases and delays. Up to which fence the receive need
@@ -45,6 +54,8 @@ struct Reach {
     floors: Vec<i64>,
     from_ms: i64,
     unsynced_upto: i64,
+    /// Groups that have more than their share of the deliveries, where that need not be counted again.
+    noisy: Option<Vec<String>>,
 }
 
 /// Room for one message.
@@ -158,14 +169,31 @@ impl Inner {
 
     fn reach(&self, queue: &Queue) -> Reach {
         Reach {
-            floors: self.take_floors(queue, &queue.priorities()),
+            floors: self.take_floors(queue, &floors::priorities(queue)),
             from_ms: self.sweep_from(queue.id),
             unsynced_upto: self.unsynced_upto(),
+            noisy: self.noisy(queue.id),
         }
     }
 
-    fn note_found(&self, queue: &Queue, found: &Found) {
-        self.note_taken(queue, found.messages.iter().map(|(_, message)| message));
+    /// The next look begins where this one did, which has not looked at the groups: a look further back is made only now and then.
+    fn note_unseen(&self, queue: &Queue, reach: &Reach) {
+        let floors = reach.floors.iter().copied();
+        self.note_seen(queue.id, floors::priorities(queue).into_iter().zip(floors));
+    }
+
+    fn note_found(&self, queue: &Queue, reach: &Reach, found: &Found) {
+        if found.due && queue.config.is_fifo() {
+            // It ended before that.
+            self.note_unseen(queue, reach);
+        }
+        if let Some(missed) = found.missed {
+            self.note_seen(queue.id, std::iter::once((floors::GROUPS, missed as i64)));
+        }
+        self.note_taken(queue, &found.gone);
+        if let Some(noisy) = &found.noisy {
+            self.note_noisy(queue.id, noisy);
+        }
         self.note_delivered(queue.id, found.messages.len() as u64);
         if found.swept {
             self.note_swept(queue.id, found.now_ms);
@@ -228,21 +256,27 @@ impl Inner {
         if slots.is_empty() {
             return Ok(done);
         }
-        let asked = Arc::new((queue.clone(), slots, self.reach(queue)));
+        let reach = Arc::new(self.reach(queue));
+        let asked = Arc::new((queue.clone(), slots, reach.clone()));
         let take = self.base.pool.repeat_here("receive", Access::Write, move |db| {
             let asked = asked.clone();
             Box::pin(async move { take(db, &asked.0, &asked.1, probe, &asked.2).await })
         });
-        let Some(found) = take.await? else { return Ok(Look::Changed) };
-        self.note_found(queue, &found);
-        let Found { now_ms, messages, dropped, due, next_ms, .. } = found;
+        let taken = take.await;
+        if !matches!(taken, Ok(Some(_))) {
+            self.note_unseen(queue, &reach);
+        }
+        let Some(found) = taken? else { return Ok(Look::Changed) };
+        self.note_found(queue, &reach, &found);
+        let Found { now_ms, messages, dropped, due, next_ms, missed, .. } = found;
         let (deliveries, undeliverable) = self.deliveries(queue, messages, now_ms);
         let delivered = deliveries.len() as u64;
         self.count(
             queue.id,
             &QueueTotals { delivered, retention_dropped: dropped, ..QueueTotals::default() },
         );
-        let again = !undeliverable.is_empty() || (dropped > 0 && deliveries.is_empty());
+        let nothing = deliveries.is_empty();
+        let again = !undeliverable.is_empty() || (nothing && (dropped > 0 || missed.is_some()));
         self.hand_out(queue, calls, &owners, deliveries).await;
         self.end_undelivered(queue, undeliverable).await?;
         Ok(match (again, due && probe) {
@@ -267,21 +301,26 @@ impl Inner {
             return self.probe(queue, probe).await;
         }
         let (of, ask) = (queue.clone(), Arc::new(ask));
-        let from = Arc::new(Reach { unsynced_upto: 0, ..self.reach(queue) });
+        let reach = Arc::new(Reach { unsynced_upto: 0, ..self.reach(queue) });
+        let from = reach.clone();
         let repeated = self.transact("receive", move |db| {
             let (queue, ask, from) = (of.clone(), ask.clone(), from.clone());
             Box::pin(async move { repeat(db, &queue, &ask, probe, &from).await }) as BoxFuture<'_, _>
         });
-        let (found, new) = repeated.await?;
+        let repeated = repeated.await;
+        if !matches!(repeated, Ok((Some(_), _))) {
+            self.note_unseen(queue, &reach);
+        }
+        let (found, new) = repeated?;
         let Some(found) = found else { return Ok(Look::Changed) };
-        self.note_found(queue, &found);
-        let Found { now_ms, messages, due, next_ms, .. } = found;
+        self.note_found(queue, &reach, &found);
+        let Found { now_ms, messages, due, next_ms, missed, .. } = found;
         let (deliveries, undeliverable) = self.deliveries(queue, messages, now_ms);
         if new {
             let delivered = deliveries.len() as u64;
             self.count(queue.id, &QueueTotals { delivered, ..QueueTotals::default() });
         }
-        let again = !undeliverable.is_empty() && deliveries.is_empty();
+        let again = deliveries.is_empty() && (!undeliverable.is_empty() || missed.is_some());
         self.end_undelivered(queue, undeliverable).await?;
         if again {
             return Ok(Look::Again);
@@ -465,10 +504,7 @@ async fn repeat(
             renew.bind(until_ms.max(renewed) as i64).execute(&mut *db).await?;
             messages.push((at + 1, message));
         }
-        return Ok((
-            Some(Found { now_ms, messages, dropped: 0, due: false, next_ms: None, swept: false }),
-            false,
-        ));
+        return Ok((Some(Found { now_ms, messages, ..Found::default() }), false));
     }
     let found = take(db, queue, &vec![slot(queue, ask, 0); ask.max], probe, from).await?;
     if let Some(Found { messages, .. }) = &found
@@ -527,16 +563,25 @@ async fn take(
     let consumers: Option<Vec<Option<&str>>> =
         named.then(|| slots.iter().map(|slot| slot.consumer.as_deref()).collect());
     let retention_ms = queue.config.retention_ms as i64;
+    let mut gone: HashMap<i16, u64> = HashMap::new();
+    let mut counted = None;
     let rows = if queue.config.is_fifo() {
         let limit = queue.config.retry.limit();
-        let sql = "SELECT r.slot, r.now_ms AS at_ms, (r.m).* FROM hapax.q_recv_fifo($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) r";
+        let sql = "SELECT r.slot, r.now_ms AS at_ms, (r.m).* \
+                   FROM hapax.q_recv_fifo($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) r";
         let take = sqlx::query(sql).bind(queue.id).bind(queue.version).bind(leases).bind(consumers);
         let take =
             take.bind(owners).bind(retention_ms).bind(limit.is_some()).bind(limit == Some(1)).bind(probe);
-        take.bind(from.from_ms).fetch_all(db).await?
+        take.bind(from.from_ms).bind(from.floors[0]).fetch_all(db).await?
     } else {
         let priorities = queue.priorities();
-        let noisy = if queue.grouped { Some(noisy(db, queue).await?) } else { None };
+        let mut noisy = None;
+        if queue.grouped {
+            let fair = Fair::read(db, queue, &from.floors, from.from_ms, from.noisy.is_none()).await?;
+            gone.extend(priorities.iter().zip(fair.firsts).filter_map(|(prio, pos)| Some((*prio, pos? - 1))));
+            noisy = fair.noisy.as_ref().map(|noisy| noisy.groups.clone()).or_else(|| from.noisy.clone());
+            counted = fair.noisy;
+        }
         let sql = "SELECT * FROM hapax.q_take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
         let take = sqlx::query(sql).bind(queue.id).bind(queue.version).bind(priorities).bind(&from.floors);
         take.bind(leases)
@@ -548,8 +593,7 @@ async fn take(
             .fetch_all(db)
             .await?
     };
-    let mut found =
-        Found { now_ms: 0, messages: Vec::new(), dropped: 0, due: false, next_ms: None, swept: false };
+    let mut found = Found { noisy: counted, ..Found::default() };
     for row in &rows {
         let (slot, at): (i32, Option<i64>) = (row.try_get("slot")?, row.try_get("at_ms")?);
         let at = at.map(|at| at as u64);
@@ -562,17 +606,20 @@ async fn take(
                 let over = at.is_some_and(|at| at <= found.now_ms);
                 (found.next_ms, found.swept) = (at, slot == -4 && !over);
             }
+            -6 => drop(gone.insert(floors::GROUPS, at.unwrap_or(0))),
+            -7 => found.missed = at,
             0 => found.now_ms = at.unwrap_or(0),
             slot => found.messages.push((slot as usize, Message::read(row)?)),
         }
     }
+    if !queue.config.is_fifo() && !queue.grouped {
+        // They are taken in the order of their places.
+        for (_, message) in &found.messages {
+            let pos = gone.entry(message.priority.0.into()).or_default();
+            *pos = message.pos.max(*pos);
+        }
+    }
+    found.gone = gone.into_iter().collect();
     found.messages.sort_by_key(|(slot, _)| *slot);
     Ok(Some(found))
-}
-
-/// Groups that have more than their share of a standard queue's deliveries: they are served after the others.
-async fn noisy(db: &mut PgConnection, queue: &Queue) -> Result<Vec<String>, Failure> {
-    let sql = "SELECT grp FROM hapax.q_claim WHERE queue_id = $1 AND grp IS NOT NULL GROUP BY grp HAVING count(*) >= 30 \
-               AND count(*) * 10 > (SELECT count(*) FROM hapax.q_claim WHERE queue_id = $1)";
-    Ok(sqlx::query_scalar(sql).bind(queue.id).fetch_all(db).await?)
 }

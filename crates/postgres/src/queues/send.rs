@@ -311,7 +311,7 @@ async fn store(
     if queue.config.is_fifo() {
         let groups: BTreeSet<GroupOf> =
             new.iter().filter_map(|(_, _, message)| Some((queue.id, message.group.clone()?))).collect();
-        write::announce(db, &groups).await?;
+        write::announce(db, &groups, write::Change::default()).await?;
     }
     let all: Vec<&Message> = new.iter().map(|(_, _, message)| message).collect();
     entries::link_new(db, queue, &all).await?;

@@ -67,9 +67,10 @@ impl Ending {
     /// After the commit: counts, and lets the next message of a FIFO group be delivered. If this does not happen, the
     /// sweeper does it.
     pub fn committed(self) {
-        let (inner, queue_id) = (self.inner.clone(), self.named.queue_id);
+        let (inner, queue_id, seq) = (self.inner.clone(), self.named.queue_id, self.named.seq);
         inner.count(queue_id, &QueueTotals { acked: 1, ..QueueTotals::default() });
         drop(self);
+        lock(&inner.settled).entry(queue_id).or_default().push(seq as i64);
         inner.base.pool.runtime().clone().spawn(async move {
             if let Err(error) = inner.follow_settled_of(queue_id).await {
                 tracing::debug!(%error, "the next message of a group is announced by the sweeper");
@@ -98,33 +99,57 @@ impl Inner {
             let read = self.base.pool.run("read a queue", Access::Read, move |db| {
                 Box::pin(async move { Queue::by_id(db, queue_id).await })
             });
-            let Some(queue) = read.await? else { return Ok(()) };
+            let Some(queue) = read.await? else {
+                lock(&self.settled).remove(&queue_id);
+                return Ok(());
+            };
             Arc::new(queue)
         };
-        if queue.config.is_fifo() { self.follow_settled(&queue).await } else { Ok(()) }
+        // Those that are ending now, together. They are named: a look at all would read those that are gone, too.
+        loop {
+            let named = lock(&self.settled).remove(&queue_id).unwrap_or_default();
+            if named.is_empty() || !queue.config.is_fifo() {
+                return Ok(());
+            }
+            for some in named.chunks(BATCH as usize) {
+                self.follow_some(&queue, Some(some.to_vec())).await?;
+            }
+        }
     }
 
     /// Does what follows from deliveries of a FIFO queue that users' transactions have ended.
     pub(super) async fn follow_settled(&self, queue: &Queue) -> Result<(), StoreError> {
-        loop {
-            let name = queue.name.clone();
-            let followed = self.transact("follow ended deliveries", move |db| {
-                let name = name.clone();
-                Box::pin(async move { follow(db, &name).await }) as BoxFuture<'_, _>
-            });
-            let (count, effects): (usize, Effects) = followed.await?;
-            self.publish(&effects);
-            if count < BATCH as usize {
-                return Ok(());
-            }
-        }
+        while self.follow_some(queue, None).await? == BATCH as usize {}
+        Ok(())
+    }
+
+    /// The same for these deliveries, or for some; gives how many there were.
+    async fn follow_some(&self, queue: &Queue, ended: Option<Vec<i64>>) -> Result<usize, StoreError> {
+        let name = queue.name.clone();
+        let followed = self.transact("follow ended deliveries", move |db| {
+            let (name, ended) = (name.clone(), ended.clone());
+            Box::pin(async move { follow(db, &name, ended).await }) as BoxFuture<'_, _>
+        });
+        let (count, effects): (usize, Effects) = followed.await?;
+        self.publish(&effects);
+        Ok(count)
     }
 }
 
-async fn follow(db: &mut PgConnection, name: &QueueName) -> Result<(usize, Effects), Failure> {
+async fn follow(
+    db: &mut PgConnection,
+    name: &QueueName,
+    ended: Option<Vec<i64>>,
+) -> Result<(usize, Effects), Failure> {
     let Some(queue) = Queue::find(db, name).await? else { return Ok((0, Effects::default())) };
-    let sql = "SELECT seq, grp, id_hi, id_lo, source FROM hapax.q_settled WHERE queue_id = $1 LIMIT $2";
-    let rows = sqlx::query(sql).bind(queue.id).bind(BATCH).fetch_all(&mut *db).await?;
+    let columns = "SELECT seq, grp, id_hi, id_lo, source FROM hapax.q_settled";
+    let rows = if let Some(ended) = ended {
+        let sql = format!("{columns} WHERE seq = ANY($1) AND queue_id + 0 = $2");
+        sqlx::query(&sql).bind(ended).bind(queue.id).fetch_all(&mut *db).await?
+    } else {
+        let sql = format!("{columns} WHERE queue_id = $1 LIMIT $2");
+        sqlx::query(&sql).bind(queue.id).bind(BATCH).fetch_all(&mut *db).await?
+    };
     if rows.is_empty() {
         return Ok((0, Effects { queue_id: queue.id, ..Effects::default() }));
     }

@@ -15,7 +15,7 @@ use super::row::{COLUMNS, Message, Table};
 use super::transaction::{Effects, finish, work_on_groups};
 use super::work::Work;
 use super::write;
-use super::{Inner, Queue, catalogue, entries, lock};
+use super::{Inner, Queue, catalogue, entries, floors, lock};
 use crate::BoxFuture;
 use crate::error::{Access, Failure};
 
@@ -168,16 +168,13 @@ async fn work(inner: &Arc<Inner>, mut ages: OwnedMutexGuard<Ages>, look: LookAro
     }
 }
 
-/// The places behind which to look for what waiting calls can receive, one for each queue and priority. Behind the
-/// priority [`FIFO`] stand the groups of a FIFO queue.
+/// The places behind which to look for what waiting calls can receive, one for each queue and priority.
 #[derive(Default)]
 struct Waiting {
     queues: Vec<i32>,
     priorities: Vec<i16>,
     floors: Vec<i64>,
 }
-
-const FIFO: i16 = -1;
 
 impl Inner {
     /// The queues that calls of this process wait for, with the versions that it knows.
@@ -195,13 +192,8 @@ impl Inner {
     fn waiting<'q>(&self, waited: impl Iterator<Item = &'q Arc<Queue>>) -> Waiting {
         let mut waiting = Waiting::default();
         for queue in waited {
-            let (priorities, floors) = if queue.config.is_fifo() {
-                (vec![FIFO], vec![0])
-            } else {
-                let priorities = queue.priorities();
-                let floors = self.floors(queue, &priorities);
-                (priorities, floors)
-            };
+            let priorities = floors::priorities(queue);
+            let floors = self.floors(queue, &priorities);
             waiting.queues.extend(std::iter::repeat_n(queue.id, priorities.len()));
             waiting.priorities.extend(priorities);
             waiting.floors.extend(floors);
@@ -220,7 +212,16 @@ impl Inner {
         let read = self.base.pool.run_here("look at the queues", Access::Read, move |db| {
             Box::pin(async move { Seen::read(db, &args.0, &args.1, &args.2).await })
         });
-        let all = read.await?;
+        let all = read.await.inspect_err(|_| {
+            // A look further back is made only now and then.
+            for id in waited.keys() {
+                self.note_seen(*id, asked.2.of(*id));
+            }
+        })?;
+        let is_here = |id: &i32| all.iter().any(|seen| seen.queue.id == *id);
+        for id in asked.0.iter().filter(|id| !is_here(id)) {
+            self.forget_places(*id);
+        }
         let mut look = LookAround {
             queues: Vec::new(),
             redrives: all.iter().any(|seen| seen.redrives),
@@ -237,7 +238,7 @@ impl Inner {
             if let Some(known) = waited.get(&id) {
                 gone.remove(&id);
                 let changed = known.as_ref().is_none_or(|known| known.version != seen.queue.version);
-                if seen.ready {
+                if seen.ready || seen.queue.paused.is_some() {
                     self.note_seen(id, asked.2.of(id));
                 }
                 if seen.ready || changed {
@@ -262,7 +263,7 @@ impl Waiting {
     fn of(&self, queue_id: i32) -> impl Iterator<Item = (i16, i64)> {
         let places = self.priorities.iter().copied().zip(self.floors.iter().copied());
         let own = self.queues.iter().zip(places).filter(move |(id, _)| **id == queue_id);
-        own.map(|(_, place)| place).filter(|(priority, _)| *priority != FIFO)
+        own.map(|(_, place)| place)
     }
 }
 
@@ -443,12 +444,19 @@ async fn sweep_groups(
 /// that: what a holder of the lock has added before is seen, and who waits for the lock finds the row gone and makes it again.
 async fn drop_empty_groups(db: &mut PgConnection, queue_id: i32) -> Result<(), Failure> {
     // With EXISTS, PostgreSQL 18 reads a table from end to end, though it was told not to.
-    let has = |table: &str| {
+    let has = |(table, behind): (&str, &str)| {
         format!(
-            "(SELECT 1 FROM hapax.{table} x WHERE x.queue_id = g.queue_id AND x.grp = g.grp LIMIT 1) IS NOT NULL"
+            "(SELECT 1 FROM hapax.{table} x WHERE x.queue_id = g.queue_id AND x.grp = g.grp{behind} LIMIT 1) IS NOT NULL"
         )
     };
-    let used = ["q_fifo", "q_claim", "q_undecided", "q_head", "q_parked"].map(has).join(" OR ");
+    let tables = [
+        ("q_fifo", " AND x.seq >= g.low"),
+        ("q_claim", " AND x.seq >= g.low"),
+        ("q_undecided", ""),
+        ("q_head", " AND x.turn >= g.low"),
+        ("q_parked", ""),
+    ];
+    let used = tables.map(has).join(" OR ");
     let sql = format!(
         "SELECT g.grp FROM hapax.q_group g WHERE g.queue_id = $1 AND NOT ({used}) ORDER BY g.grp LIMIT $2 \
          FOR UPDATE OF g SKIP LOCKED"

@@ -168,6 +168,6 @@ pub(super) async fn finish(db: &mut PgConnection, work: &Work<'_>, held: &Held) 
     entries::follow(db, work).await?;
     let mut groups = held.groups.clone();
     groups.extend(write::unhalt_everywhere(db, &work.decided, work.now_ms).await?);
-    write::announce(db, &groups).await?;
+    write::announce(db, &groups, work.change()).await?;
     Ok(Effects::of(work, held))
 }

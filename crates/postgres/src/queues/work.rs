@@ -12,6 +12,7 @@ use hapax_core::{
 use super::Queue;
 use super::receipt::Named;
 use super::row::{Message, Table};
+use super::write::Change;
 
 /// Where a row was when it was locked.
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +58,8 @@ pub(super) struct Work<'a> {
     /// Something can be received that could not before.
     pub freed: bool,
     pub died: bool,
+    /// Deliveries were undone.
+    given_back: bool,
 }
 
 impl<'a> Work<'a> {
@@ -79,7 +82,16 @@ impl<'a> Work<'a> {
             totals: QueueTotals::default(),
             freed: false,
             died: false,
+            given_back: false,
         }
+    }
+
+    /// What was done to the messages of FIFO groups. What comes from elsewhere may return to a place of its own.
+    pub(super) fn change(&self) -> Change {
+        let from_elsewhere =
+            |item: &Item| !matches!(item.was.map(|was| was.table), Some(Table::Fifo | Table::Claim));
+        let below = |item: &Item| item.changed && item.table == Some(Table::Fifo) && from_elsewhere(item);
+        Change { given_back: self.given_back, below: self.items.values().any(below) }
     }
 
     pub(super) fn add(&mut self, table: Table, message: Message) {
@@ -424,6 +436,7 @@ impl<'a> Work<'a> {
             return;
         }
         let fifo = self.fifo();
+        self.given_back = true;
         let item = self.item(seq);
         item.table = Some(if fifo { Table::Fifo } else { Table::Ready });
         let message = &mut item.message;

@@ -83,11 +83,17 @@ pub(super) async fn groups_of(
     seqs: &[u64],
 ) -> Result<Vec<GroupId>, sqlx::Error> {
     let seqs: Vec<i64> = seqs.iter().map(|seq| *seq as i64).collect();
-    let sql = "SELECT grp FROM hapax.q_claim WHERE queue_id + 0 = $1 AND seq = ANY($2) AND grp IS NOT NULL UNION \
-               SELECT grp FROM hapax.q_fifo WHERE queue_id + 0 = $1 AND seq = ANY($2) UNION \
-               SELECT grp FROM hapax.q_parked WHERE queue_id + 0 = $1 AND seq = ANY($2) AND grp IS NOT NULL";
-    let all: Vec<String> = sqlx::query_scalar(sql).bind(queue_id).bind(&seqs).fetch_all(db).await?;
-    Ok(all.into_iter().filter_map(|group| GroupId::new(group).ok()).collect())
+    // One number at a time: for several at once, PostgreSQL reads a whole index that has the group where it takes the table for empty.
+    let of = |table: Table| {
+        format!("(SELECT x.grp FROM {} x WHERE x.seq = s.seq AND x.queue_id + 0 = $1)", table.name())
+    };
+    let sql = format!(
+        "SELECT DISTINCT coalesce({}) FROM unnest($2::bigint[]) s(seq)",
+        [Table::Claim, Table::Fifo, Table::Parked].map(of).join(", ")
+    );
+    let all: Vec<Option<String>> = sqlx::query_scalar(&sql).bind(queue_id).bind(&seqs).fetch_all(db).await?;
+    let all = all.into_iter().flatten();
+    Ok(all.filter_map(|group| GroupId::new(group).ok()).collect())
 }
 
 /// Places of messages by their ids.
@@ -148,13 +154,27 @@ fn columns(groups: &BTreeSet<GroupOf>) -> (Vec<i32>, Vec<String>) {
     groups.iter().map(|(queue_id, group)| (*queue_id, group.as_str().to_owned())).unzip()
 }
 
+/// What was done to the messages of groups, beyond new ones and moves between waiting and in flight.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Change {
+    /// What waits again was not delivered: its group keeps its place among the groups.
+    pub given_back: bool,
+    /// Messages came with numbers that may be lower than those of all others in their group.
+    pub below: bool,
+}
+
 /// Announces what can be delivered of groups whose locks are held.
-pub(super) async fn announce(db: &mut PgConnection, groups: &BTreeSet<GroupOf>) -> Result<(), sqlx::Error> {
+pub(super) async fn announce(
+    db: &mut PgConnection,
+    groups: &BTreeSet<GroupOf>,
+    change: Change,
+) -> Result<(), sqlx::Error> {
     if groups.is_empty() {
         return Ok(());
     }
     let (queues, names) = columns(groups);
-    sqlx::query("SELECT hapax.q_heads($1, $2)").bind(queues).bind(names).execute(db).await?;
+    let announce = sqlx::query("SELECT hapax.q_heads($1, $2, $3, $4)").bind(queues).bind(names);
+    announce.bind(change.given_back).bind(change.below).execute(db).await?;
     Ok(())
 }
 
@@ -165,9 +185,7 @@ pub(super) async fn busy_groups(
     groups: &[GroupId],
 ) -> Result<BTreeSet<GroupId>, sqlx::Error> {
     let names: Vec<&str> = groups.iter().map(GroupId::as_str).collect();
-    let sql = "WITH free AS MATERIALIZED (SELECT seq FROM hapax.q_claim WHERE queue_id = $1 AND grp = ANY($2) \
-               ORDER BY seq FOR UPDATE SKIP LOCKED) SELECT DISTINCT c.grp FROM hapax.q_claim c \
-               WHERE c.queue_id = $1 AND c.grp = ANY($2) AND c.seq <> ALL (ARRAY(SELECT seq FROM free))";
+    let sql = "SELECT hapax.q_busy($1, $2)";
     let busy: Vec<String> = sqlx::query_scalar(sql).bind(queue_id).bind(names).fetch_all(db).await?;
     Ok(busy.into_iter().filter_map(|group| GroupId::new(group).ok()).collect())
 }
@@ -181,16 +199,14 @@ pub(super) async fn locked(db: &mut PgConnection, seqs: &[i64]) -> Result<HashSe
     rows.iter().map(|row| Ok((row.try_get::<i64, _>(0)? as u64, row.try_get::<i64, _>(1)? as u64))).collect()
 }
 
-/// The deliveries of groups of a queue.
+/// The deliveries of groups of a queue whose locks are held.
 pub(super) async fn in_flight(
     db: &mut PgConnection,
     queue_id: i32,
     groups: &[GroupId],
 ) -> Result<Vec<Message>, sqlx::Error> {
     let names: Vec<&str> = groups.iter().map(GroupId::as_str).collect();
-    let sql = format!(
-        "SELECT {COLUMNS} FROM hapax.q_claim WHERE queue_id = $1 AND grp = ANY($2) ORDER BY seq FOR UPDATE"
-    );
+    let sql = format!("SELECT {COLUMNS} FROM hapax.q_flight($1, $2)");
     let rows = sqlx::query(&sql).bind(queue_id).bind(names).fetch_all(db).await?;
     rows.iter().map(Message::read).collect()
 }
