@@ -94,6 +94,13 @@ SIGTERM or SIGINT stops it after the requests under way; a second one stops it a
     /// Looks after Kafka: the configuration check, lag, and open transactions.
     #[cfg(feature = "kafka")]
     Kafka(command::kafka::KafkaArgs),
+    /// Says how a program with this command is built.
+    #[cfg(not(feature = "kafka"))]
+    #[command(hide = true, disable_help_flag = true)]
+    Kafka {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+        _args: Vec<std::ffi::OsString>,
+    },
     /// Writes a copy of the running store to a file.
     Backup(backup::BackupArgs),
     /// Restores a backup into a new folder; the restored store is paused.
@@ -227,6 +234,10 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Outbox(args) => outbox::run(args).await,
         #[cfg(feature = "kafka")]
         Command::Kafka(args) => command::kafka::run(args).await,
+        #[cfg(not(feature = "kafka"))]
+        Command::Kafka { .. } => anyhow::bail!(
+            "this program was built without Kafka: `cargo build --release -p hapax-cli --features kafka` builds one that has the command"
+        ),
         Command::Backup(args) => backup::backup(args).await,
         Command::Restore(args) => backup::restore(args).await,
         Command::Resume(args) => backup::resume(args).await,
