@@ -12,7 +12,7 @@ use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
 use kafka_protocol::messages::{
     BrokerId, ConsumerGroupDescribeRequest, DescribeConfigsRequest, DescribeGroupsRequest,
     DescribeTransactionsRequest, InitProducerIdRequest, ListOffsetsRequest, ListTransactionsRequest,
-    MetadataRequest, MetadataResponse, OffsetFetchRequest, OffsetFetchResponse, ProducerId,
+    MetadataRequest, MetadataResponse, OffsetFetchRequest, OffsetFetchResponse, ProducerId, TransactionalId,
 };
 
 mod hanging;
@@ -230,14 +230,7 @@ pub async fn transactions(cluster: &Cluster) -> Result<Vec<OpenTransaction>, Adm
         let states = ["Ongoing", "PrepareCommit", "PrepareAbort"].map(text);
         let request =
             ListTransactionsRequest::default().with_state_filters(states.into()).with_duration_filter(-1);
-        let (answer, _) = cluster.call_at(&address, &request, LIST_TRANSACTIONS_MAX).await?;
-        if let Some(error) = answer.error_code.err() {
-            return Err(refused("the list of transactions")(error));
-        }
-        let ids: Vec<_> = answer.transaction_states.into_iter().map(|state| state.transactional_id).collect();
-        if ids.is_empty() {
-            continue;
-        }
+        let ids = listed(cluster, &address, &request).await?;
         open.extend(describe(cluster, &address, ids).await?);
     }
     open.retain(is_open);
@@ -249,11 +242,27 @@ fn is_open(transaction: &OpenTransaction) -> bool {
     matches!(transaction.state.as_str(), "Ongoing" | "PrepareCommit" | "PrepareAbort")
 }
 
+/// The ids of a coordinator's transactions.
+async fn listed(
+    cluster: &Cluster,
+    address: &str,
+    request: &ListTransactionsRequest,
+) -> Result<Vec<TransactionalId>, AdminError> {
+    let (answer, _) = cluster.call_at(address, request, LIST_TRANSACTIONS_MAX).await?;
+    match answer.error_code.err() {
+        Some(error) => Err(refused("the list of transactions")(error)),
+        None => Ok(answer.transaction_states.into_iter().map(|state| state.transactional_id).collect()),
+    }
+}
+
 async fn describe(
     cluster: &Cluster,
     address: &str,
-    ids: Vec<kafka_protocol::messages::TransactionalId>,
+    ids: Vec<TransactionalId>,
 ) -> Result<Vec<OpenTransaction>, AdminError> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
     let request = DescribeTransactionsRequest::default().with_transactional_ids(ids);
     let (answer, _) = cluster.call_at(address, &request, DESCRIBE_TRANSACTIONS_MAX).await?;
     let known = answer.transaction_states.into_iter().filter(|state| state.error_code.err().is_none());

@@ -11,7 +11,7 @@ use kafka_protocol::messages::{
     DescribeProducersRequest, ListTransactionsRequest, ProducerId, WriteTxnMarkersRequest,
 };
 
-use super::{AdminError, Ends, LIST_TRANSACTIONS_MAX, brokers, config, describe, ends, metadata, refused};
+use super::{AdminError, Ends, brokers, config, describe, ends, listed, metadata, refused};
 use crate::wire::{Cluster, text};
 
 const DESCRIBE_PRODUCERS_MAX: i16 = 0;
@@ -173,17 +173,10 @@ async fn is_known(cluster: &Cluster, producer: i64, topic: &str, partition: i32)
         .with_producer_id_filters(vec![ProducerId(producer)])
         .with_duration_filter(-1);
     for address in addresses.into_values() {
-        let (answer, _) = cluster.call_at(&address, &request, LIST_TRANSACTIONS_MAX).await?;
-        if let Some(error) = answer.error_code.err() {
-            return Err(refused("the list of transactions")(error));
-        }
-        let ids: Vec<_> = answer.transaction_states.into_iter().map(|state| state.transactional_id).collect();
-        if ids.is_empty() {
-            continue;
-        }
-        let listed = ids.len();
+        let ids = listed(cluster, &address, &request).await?;
+        let count = ids.len();
         let described = describe(cluster, &address, ids).await?;
-        if described.len() < listed {
+        if described.len() < count {
             return Err(refused(format!("the transactions of producer {producer}"))(
                 ResponseError::NotCoordinator,
             ));

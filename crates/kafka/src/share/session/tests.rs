@@ -100,6 +100,14 @@ async fn what_no_receive_came_for_is_released_and_less_is_asked_for() {
     assert_eq!(decodes(&mut session, &[encoded(7, &[zeros(60)], Compression::Gzip)], 7..8), 12);
 }
 
+async fn until_buried(engine: &Engine, running: &tokio::task::JoinHandle<()>) {
+    let start = Instant::now();
+    while !engine.buries() {
+        assert!(!running.is_finished() && start.elapsed() < Duration::from_secs(30), "it is buried");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// The broker would drop the record when it is released, or when the session is closed.
 #[tokio::test]
 async fn a_last_delivery_is_decoded_for_the_dead_letters_though_no_record_is_wanted() {
@@ -113,11 +121,7 @@ async fn a_last_delivery_is_decoded_for_the_dead_letters_though_no_record_is_wan
         let engine = session.engine.clone();
         let (_stop, stopping) = watch::channel(is_closed);
         let running = tokio::spawn(session.run(stopping));
-        let start = Instant::now();
-        while !engine.buries() {
-            assert!(!running.is_finished() && start.elapsed() < Duration::from_secs(30), "it is buried");
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until_buried(&engine, &running).await;
         running.abort();
     }
 }
@@ -142,11 +146,7 @@ async fn last_deliveries_are_decoded_when_those_before_them_are_written() {
     let engine = session.engine.clone();
     let (_stop, stopping) = watch::channel(false);
     let running = tokio::spawn(session.run(stopping));
-    let start = Instant::now();
-    while !engine.buries() {
-        assert!(!running.is_finished() && start.elapsed() < Duration::from_secs(30), "it is buried");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until_buried(&engine, &running).await;
     // Its dead letter cannot be written here.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(engine.buried.load(Ordering::SeqCst), 1);
