@@ -5,8 +5,8 @@ mod common;
 
 use common::{Database, Server};
 use hapax_core::{
-    DedupId, Delivery, GroupId, NewMessage, QueueAdmin as _, QueueConfig, QueueName, QueueStore as _,
-    Receive, Settle,
+    DeadLetterPolicy, DedupId, Delivery, GroupId, NewMessage, OnDead, QueueAdmin as _, QueueConfig,
+    QueueName, QueueStore as _, Receive, Settle, Settlement,
 };
 use hapax_postgres::PostgresStore;
 use sqlx::{Connection as _, Executor as _, PgConnection, Row as _};
@@ -231,11 +231,11 @@ async fn a_receive_that_holds_a_group_waits_for_no_other(server: &'static Server
     store.shut_down();
 }
 
-/// Waits until this statement of another session waits for a lock.
-async fn waits_for_a_lock(db: &mut PgConnection, statement: &str) {
+/// Waits until that many sessions wait for a lock in such a statement.
+async fn waits_for_locks(db: &mut PgConnection, statement: &str, sessions: i64) {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND strpos(query, $1) > 0";
     let start = Instant::now();
-    while sqlx::query_scalar::<_, i64>(sql).bind(statement).fetch_one(&mut *db).await.unwrap() == 0 {
+    while sqlx::query_scalar::<_, i64>(sql).bind(statement).fetch_one(&mut *db).await.unwrap() < sessions {
         assert!(start.elapsed() < common::PATIENCE, "{statement} waits for a lock");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -249,15 +249,15 @@ async fn a_group_made_during_a_purge_is_not_stuck(server: &'static Server) {
     let mut db = database.connect().await;
     let (mut before, mut after) = (database.connect().await, database.connect().await);
     before.execute("BEGIN; SELECT 1 FROM hapax.q_group FOR UPDATE").await.unwrap();
-    after.execute("BEGIN; SELECT 1 FROM hapax.q_dedup FOR UPDATE").await.unwrap();
+    after.execute("BEGIN; SELECT 1 FROM hapax.q_head FOR UPDATE").await.unwrap();
     let purging = tokio::spawn({
         let (store, jobs) = (store.clone(), jobs.clone());
         async move { store.purge(&jobs).await }
     });
-    waits_for_a_lock(&mut db, "hapax.q_group").await;
+    waits_for_locks(&mut db, "hapax.q_group", 1).await;
     send(&store, &jobs, "new", "new").await;
     before.execute("ROLLBACK").await.unwrap();
-    waits_for_a_lock(&mut db, "hapax.q_dedup").await;
+    waits_for_locks(&mut db, "DELETE FROM hapax.q_head", 1).await;
     send(&store, &jobs, "new", "newer").await;
     after.execute("ROLLBACK").await.unwrap();
     assert_eq!(purging.await.unwrap().unwrap(), 1);
@@ -266,6 +266,88 @@ async fn a_group_made_during_a_purge_is_not_stuck(server: &'static Server) {
         assert_eq!(body(&got), expected);
         store.settle(&jobs, vec![Settle::ack(got[0].receipt.clone())]).await.unwrap().remove(0).unwrap();
     }
+    store.shut_down();
+}
+
+/// A FIFO queue whose group `g` is halted by a message that dies, and its dead letters.
+async fn halting(database: &Database) -> (PostgresStore, QueueName, QueueName) {
+    let (store, dead) = fifo(database).await;
+    let jobs = QueueName::new("halts.fifo").unwrap();
+    let dead_letter = Some(DeadLetterPolicy { queue: dead.clone() });
+    let config = QueueConfig { on_dead: OnDead::HaltGroup, dead_letter, ..QueueConfig::sqs_fifo() };
+    store.create_queue(&jobs, config).await.unwrap();
+    for body in ["dies", "next"] {
+        send(&store, &jobs, "g", body).await;
+    }
+    (store, jobs, dead)
+}
+
+async fn reject(store: &PostgresStore, jobs: &QueueName) {
+    let got = receive(store, jobs).await;
+    let reject = Settlement::Reject { reason: "no".into() };
+    store.settle(jobs, vec![Settle::new(got[0].receipt.clone(), reject)]).await.unwrap().remove(0).unwrap();
+}
+
+/// A group waits for its letter. A purge that deletes the letter lets the group continue, also if the letter came while it waited.
+async fn a_purge_lets_a_group_continue_whose_letter_came_while_it_waited(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let (store, jobs, dead) = halting(&database).await;
+    // Makes the group among the dead letters.
+    send(&store, &dead, "g", "earlier").await;
+    let (mut holder, mut db) = (database.connect().await, database.connect().await);
+    let lock = "BEGIN; SELECT 1 FROM hapax.q_group g JOIN hapax.q_queue q ON q.id = g.queue_id WHERE q.name = 'jobs.fifo' FOR UPDATE OF g";
+    assert_eq!(holder.fetch_all(sqlx::raw_sql(lock)).await.unwrap().len(), 1);
+    let dying = tokio::spawn({
+        let (store, jobs) = (store.clone(), jobs.clone());
+        async move { reject(&store, &jobs).await }
+    });
+    waits_for_locks(&mut db, "hapax.q_group", 1).await;
+    let purging = tokio::spawn({
+        let (store, dead) = (store.clone(), dead.clone());
+        async move { store.purge(&dead).await }
+    });
+    waits_for_locks(&mut db, "hapax.q_group", 2).await;
+    holder.execute("ROLLBACK").await.unwrap();
+    dying.await.unwrap();
+    assert_eq!(purging.await.unwrap().unwrap(), 2);
+    assert_eq!(body(&receive(&store, &jobs).await), "next");
+    store.shut_down();
+}
+
+/// The same of a letter that a user's transaction has acked.
+async fn a_purge_lets_a_group_continue_whose_letter_was_acked(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let (store, jobs, dead) = halting(&database).await;
+    reject(&store, &jobs).await;
+    let letter = receive(&store, &dead).await.remove(0);
+    let mut db = database.connect().await;
+    // It is not told to the store, which would follow it.
+    let settle = "SELECT hapax.q_settle(id, $1, $2) FROM hapax.q_queue WHERE name = 'jobs.fifo'";
+    let settle = sqlx::query(settle).bind(letter.sequence as i64).bind(letter.fence.0 as i64);
+    settle.execute(&mut db).await.unwrap();
+    store.purge(&dead).await.unwrap();
+    assert_eq!(body(&receive(&store, &jobs).await), "next");
+    store.shut_down();
+}
+
+/// A message that a purge leaves, since it was sent meanwhile, is known by its deduplication id.
+async fn a_message_that_is_sent_during_a_purge_is_not_sent_twice(server: &'static Server) {
+    let database = Database::migrated(server).await;
+    let (store, jobs) = fifo(&database).await;
+    send(&store, &jobs, "old", "old").await;
+    let (mut holder, mut db) = (database.connect().await, database.connect().await);
+    holder.execute("BEGIN; SELECT 1 FROM hapax.q_group FOR UPDATE").await.unwrap();
+    let purging = tokio::spawn({
+        let (store, jobs) = (store.clone(), jobs.clone());
+        async move { store.purge(&jobs).await }
+    });
+    waits_for_locks(&mut db, "hapax.q_group", 1).await;
+    send(&store, &jobs, "new", "new").await;
+    holder.execute("ROLLBACK").await.unwrap();
+    assert_eq!(purging.await.unwrap().unwrap(), 1);
+    send(&store, &jobs, "new", "new").await;
+    let got = store.receive(&jobs, Receive { wait_ms: Some(0), ..Receive::up_to(10) }).await.unwrap();
+    assert_eq!(got.len(), 1, "its repetition is a duplicate");
     store.shut_down();
 }
 
@@ -285,7 +367,7 @@ async fn a_released_message_is_found_below_the_place_of_its_group(server: &'stat
     send(&store, &jobs, "g", "first").await;
     send(&store, &jobs, "g", "second").await;
     let got = receive(&store, &jobs).await;
-    let park = hapax_core::Settlement::Park { reason: "in doubt".into() };
+    let park = Settlement::Park { reason: "in doubt".into() };
     store.settle(&jobs, vec![Settle::new(got[0].receipt.clone(), park)]).await.unwrap().remove(0).unwrap();
     let second = receive(&store, &jobs).await;
     assert_eq!(body(&second), "second", "a queue made over SQS continues");
@@ -307,6 +389,9 @@ fn main() -> ExitCode {
         a_late_group_that_was_locked_is_looked_for_again,
         a_receive_that_holds_a_group_waits_for_no_other,
         a_group_made_during_a_purge_is_not_stuck,
+        a_purge_lets_a_group_continue_whose_letter_came_while_it_waited,
+        a_purge_lets_a_group_continue_whose_letter_was_acked,
+        a_message_that_is_sent_during_a_purge_is_not_sent_twice,
         a_released_message_is_found_below_the_place_of_its_group,
     ])
 }

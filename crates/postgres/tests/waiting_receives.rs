@@ -266,15 +266,25 @@ async fn many_waiting_receives_take_few_statements(server: &'static Server) {
         let (store, name) = (store.clone(), name.clone());
         waiting.push(tokio::spawn(async move { try_receive(&store, &name, 20_000).await }));
     }
-    store.quiet().await;
-    let answers = proxy.inject(Match::answer_to(""), Action::Delay(Duration::ZERO)).times(u64::MAX);
-    let start = std::time::Instant::now();
-    tokio::time::sleep(Duration::from_secs(6)).await;
-    let (count, took) = (answers.count(), start.elapsed());
-    answers.remove();
-    assert!(count > 0, "the statements are counted");
-    let allowed = 5 * (took.as_secs() + 1);
-    assert!(count <= allowed, "{count} statements in {took:?}, at most {allowed}");
+    // Those that begin during the first wait are waited for by the second.
+    for _ in 0..2 {
+        store.quiet().await;
+    }
+    // What is done once may still be under way in the first of these times, on a slow machine.
+    for is_last in [false, true] {
+        let answers = proxy.inject(Match::answer_to(""), Action::Delay(Duration::ZERO)).times(u64::MAX);
+        let start = std::time::Instant::now();
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        let (count, took) = (answers.count(), start.elapsed());
+        answers.remove();
+        println!("{count} statements in {took:?}");
+        assert!(count > 0, "the statements are counted");
+        let allowed = 5 * (took.as_secs() + 1);
+        if count <= allowed {
+            break;
+        }
+        assert!(!is_last, "{count} statements in {took:?}, at most {allowed}");
+    }
     // They are still woken, each by its own message.
     for name in [&names[0], &names[1]] {
         send(&store, name, "one").await;

@@ -1,6 +1,6 @@
 //! Queues as an operator handles them: create, change, pause, delete, purge, count.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use hapax_core::{
@@ -135,7 +135,8 @@ async fn set_pause(
     Ok(queue.id)
 }
 
-/// Messages of a queue that groups of other queues wait for: the queue that waits, the message, the group.
+/// Messages of a queue that groups of other queues wait for: the queue that waits, the message, the group. Also those that a user's
+/// transaction has ended, and of which the groups were not told.
 async fn awaited(db: &mut PgConnection, queue_id: i32) -> Result<Vec<(i32, MessageId, GroupId)>, Failure> {
     let sql = "SELECT queue_id, id_hi, id_lo, grp FROM hapax.q_undecided WHERE queue_id <> $1";
     let rows = sqlx::query(sql).bind(queue_id).fetch_all(&mut *db).await?;
@@ -146,8 +147,17 @@ async fn awaited(db: &mut PgConnection, queue_id: i32) -> Result<Vec<(i32, Messa
         all.extend(group.ok().map(|group| (row.get("queue_id"), id_of(high as u64, low as u64), group)));
     }
     let ids: Vec<MessageId> = all.iter().map(|(_, id, _)| *id).collect();
-    let here = if ids.is_empty() { Vec::new() } else { seqs_of(db, queue_id, &ids).await? };
-    all.retain(|(_, id, _)| here.iter().any(|(here, _)| here == id));
+    if ids.is_empty() {
+        return Ok(all);
+    }
+    let mut here: HashSet<MessageId> =
+        seqs_of(db, queue_id, &ids).await?.into_iter().map(|(id, _)| id).collect();
+    let ended = "SELECT id_hi, id_lo FROM hapax.q_settled WHERE queue_id = $1 AND source IS NOT NULL";
+    for row in sqlx::query(ended).bind(queue_id).fetch_all(&mut *db).await? {
+        let (high, low): (i64, i64) = (row.try_get("id_hi")?, row.try_get("id_lo")?);
+        here.insert(id_of(high as u64, low as u64));
+    }
+    all.retain(|(_, id, _)| here.contains(id));
     Ok(all)
 }
 
@@ -167,23 +177,29 @@ async fn empty(
     fifo: bool,
     scope: Scope,
 ) -> Result<(u64, BTreeSet<i32>), Failure> {
+    // Before the groups are locked: a message that is sent after this is remembered, whether or not it stays.
+    for table in ["q_dedup", "q_attempt"] {
+        let sql = format!("DELETE FROM hapax.{table} WHERE queue_id = $1");
+        sqlx::query(&sql).bind(queue_id).execute(&mut *db).await?;
+    }
     let mut freed = BTreeSet::new();
     let mut groups: BTreeSet<GroupOf> = BTreeSet::new();
     let (mut waits, mut own) = (Vec::new(), Vec::<String>::new());
     if fifo {
+        let all = "SELECT grp FROM hapax.q_group WHERE queue_id = $1 ORDER BY grp FOR UPDATE";
+        own = sqlx::query_scalar(all).bind(queue_id).fetch_all(&mut *db).await?;
+        // Afterwards: a transaction that brings a letter, and has its group halted, holds the letter's group.
         waits = awaited(db, queue_id).await?;
         groups = waits.iter().map(|(waits, _, group)| (*waits, group.clone())).collect();
         write::lock_groups(db, &groups).await?;
-        let all = "SELECT grp FROM hapax.q_group WHERE queue_id = $1 ORDER BY grp FOR UPDATE";
-        own = sqlx::query_scalar(all).bind(queue_id).fetch_all(&mut *db).await?;
     }
     let groups_only = (fifo && scope == Scope::Groups).then_some(&own);
-    let which = "queue_id = $1 AND ($2::text[] IS NULL OR grp = ANY($2))";
+    let which = "queue_id = $1 AND ($2::text[] IS NULL OR grp IS NULL OR grp = ANY($2))";
     let mut count = 0;
     for table in Table::ALL {
         let sql = format!(
             "WITH gone AS (DELETE FROM {} WHERE {which} RETURNING seq), \
-             needed AS (DELETE FROM hapax.q_need WHERE queue_id = $1 AND seq IN (SELECT seq FROM gone)) \
+             needed AS (DELETE FROM hapax.q_need WHERE queue_id = $1 AND seq = ANY(ARRAY(SELECT seq FROM gone))) \
              SELECT count(*) FROM gone",
             table.name()
         );
@@ -195,9 +211,9 @@ async fn empty(
         let sql = format!("DELETE FROM hapax.{table} WHERE {which}");
         sqlx::query(&sql).bind(queue_id).bind(groups_only).execute(&mut *db).await?;
     }
-    for table in ["q_dedup", "q_attempt", "q_room"] {
-        let sql = format!("DELETE FROM hapax.{table} WHERE queue_id = $1");
-        sqlx::query(&sql).bind(queue_id).execute(&mut *db).await?;
+    sqlx::query("DELETE FROM hapax.q_room WHERE queue_id = $1").bind(queue_id).execute(&mut *db).await?;
+    if scope == Scope::Everything {
+        sqlx::query("DELETE FROM hapax.q_need WHERE queue_id = $1").bind(queue_id).execute(&mut *db).await?;
     }
     let (now_ms, _) = write::draw(db, 0).await?;
     for (waiting, id, _) in &waits {

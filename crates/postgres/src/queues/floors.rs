@@ -96,6 +96,11 @@ pub(super) fn priorities(queue: &Queue) -> Vec<i16> {
     if queue.config.is_fifo() { vec![GROUPS] } else { queue.priorities() }
 }
 
+/// Whether a look behind this place of a priority is not one at everything.
+pub(super) fn is_bounded(place: &(i16, i64)) -> bool {
+    place.1 > 0
+}
+
 impl Inner {
     /// For each priority, the place behind which to look for ready messages.
     pub(super) fn floors(&self, queue: &Queue, priorities: &[i16]) -> Vec<i64> {

@@ -182,6 +182,12 @@ impl Inner {
         self.note_seen(queue.id, floors::priorities(queue).into_iter().zip(floors));
     }
 
+    /// The same of a look that failed, unless it was at everything: that may take longer than it is given, and would each time.
+    fn note_failed(&self, queue: &Queue, reach: &Reach) {
+        let places = floors::priorities(queue).into_iter().zip(reach.floors.iter().copied());
+        self.note_seen(queue.id, places.filter(floors::is_bounded));
+    }
+
     fn note_found(&self, queue: &Queue, reach: &Reach, found: &Found) {
         if found.due && queue.config.is_fifo() {
             // It ended before that.
@@ -262,11 +268,11 @@ impl Inner {
             let asked = asked.clone();
             Box::pin(async move { take(db, &asked.0, &asked.1, probe, &asked.2).await })
         });
-        let taken = take.await;
-        if !matches!(taken, Ok(Some(_))) {
+        let taken = take.await.inspect_err(|_| self.note_failed(queue, &reach))?;
+        let Some(found) = taken else {
             self.note_unseen(queue, &reach);
-        }
-        let Some(found) = taken? else { return Ok(Look::Changed) };
+            return Ok(Look::Changed);
+        };
         self.note_found(queue, &reach, &found);
         let Found { now_ms, messages, dropped, due, next_ms, missed, .. } = found;
         let (deliveries, undeliverable) = self.deliveries(queue, messages, now_ms);
@@ -307,12 +313,11 @@ impl Inner {
             let (queue, ask, from) = (of.clone(), ask.clone(), from.clone());
             Box::pin(async move { repeat(db, &queue, &ask, probe, &from).await }) as BoxFuture<'_, _>
         });
-        let repeated = repeated.await;
-        if !matches!(repeated, Ok((Some(_), _))) {
+        let (found, new) = repeated.await.inspect_err(|_| self.note_failed(queue, &reach))?;
+        let Some(found) = found else {
             self.note_unseen(queue, &reach);
-        }
-        let (found, new) = repeated?;
-        let Some(found) = found else { return Ok(Look::Changed) };
+            return Ok(Look::Changed);
+        };
         self.note_found(queue, &reach, &found);
         let Found { now_ms, messages, due, next_ms, missed, .. } = found;
         let (deliveries, undeliverable) = self.deliveries(queue, messages, now_ms);

@@ -215,7 +215,7 @@ impl Inner {
         let all = read.await.inspect_err(|_| {
             // A look further back is made only now and then.
             for id in waited.keys() {
-                self.note_seen(*id, asked.2.of(*id));
+                self.note_seen(*id, asked.2.of(*id).filter(floors::is_bounded));
             }
         })?;
         let is_here = |id: &i32| all.iter().any(|seen| seen.queue.id == *id);
