@@ -265,20 +265,29 @@ async fn describe(
     }
     let request = DescribeTransactionsRequest::default().with_transactional_ids(ids);
     let (answer, _) = cluster.call_at(address, &request, DESCRIBE_TRANSACTIONS_MAX).await?;
-    let known = answer.transaction_states.into_iter().filter(|state| state.error_code.err().is_none());
-    let described = known.map(|state| OpenTransaction {
-        transactional_id: state.transactional_id.to_string(),
-        state: state.transaction_state.to_string(),
-        producer: (state.producer_id.0, state.producer_epoch),
-        started_ms: Some(state.transaction_start_time_ms).filter(|time| *time >= 0),
-        timeout_ms: state.transaction_timeout_ms,
-        partitions: state
-            .topics
-            .iter()
-            .flat_map(|topic| topic.partitions.iter().map(|part| (topic.topic.to_string(), *part)))
-            .collect(),
-    });
-    Ok(described.collect())
+    let mut described = Vec::new();
+    for state in answer.transaction_states {
+        match state.error_code.err() {
+            Some(ResponseError::TransactionalIdNotFound) => continue,
+            Some(error) => {
+                let what = format!("the transaction of {}", state.transactional_id.as_str());
+                return Err(refused(what)(error));
+            }
+            None => {}
+        }
+        let partitions = state.topics.iter();
+        let partitions =
+            partitions.flat_map(|topic| topic.partitions.iter().map(|part| (topic.topic.to_string(), *part)));
+        described.push(OpenTransaction {
+            transactional_id: state.transactional_id.to_string(),
+            state: state.transaction_state.to_string(),
+            producer: (state.producer_id.0, state.producer_epoch),
+            started_ms: Some(state.transaction_start_time_ms).filter(|time| *time >= 0),
+            timeout_ms: state.transaction_timeout_ms,
+            partitions: partitions.collect(),
+        });
+    }
+    Ok(described)
 }
 
 /// What is known of a `transactional.id`; `None`: nothing, or no transaction of it is open.

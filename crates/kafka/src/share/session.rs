@@ -44,6 +44,9 @@ const CLOSE: i32 = -1;
 /// Time for the broker's answer to a close.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
 
+/// Partitions of earlier responses that may wait for dead letters before theirs. Each keeps a part of a response in memory.
+const LAST_MAX: usize = 16;
+
 /// Time for dead letters that are on their way when the source is closed.
 const BURY_MAX: Duration = Duration::from_secs(8);
 
@@ -105,6 +108,9 @@ pub(super) struct Session {
     /// What the last response has and is not decoded yet, and when it is released.
     undecoded: VecDeque<Undecoded>,
     release_at: Instant,
+    /// Of responses before it, what was delivered for the last time and is not decoded yet, and when its locks are renewed.
+    last: VecDeque<Undecoded>,
+    renew_at: Instant,
     /// Records and batches that were decoded of the last response.
     decoded: usize,
     decoded_batches: usize,
@@ -146,6 +152,8 @@ impl Session {
             waiting: VecDeque::new(),
             undecoded: VecDeque::new(),
             release_at: Instant::now(),
+            last: VecDeque::new(),
+            renew_at: Instant::now(),
             decoded: 0,
             decoded_batches: 0,
             fetch_max: usize::MAX,
@@ -174,11 +182,19 @@ impl Session {
                 self.acknowledge().await;
                 continue;
             }
-            let buries = self.engine.buries();
-            let has_last = self.undecoded.iter().any(|part| part.has_last(self.engine.settings.limit));
-            if has_last && !buries {
-                if self.fetches() == 0 {
+            if !self.last.is_empty() && self.renew_at <= Instant::now() {
+                self.renew_last();
+                continue;
+            }
+            let limit = self.engine.settings.limit;
+            let (buries, wanted) = (self.engine.buries(), self.fetches() > 0);
+            let waits = self.undecoded.iter().any(|part| part.has_last(limit));
+            if (waits || !self.last.is_empty()) && !buries {
+                if !wanted {
                     self.release_undecoded();
+                }
+                for part in std::mem::take(&mut self.last).into_iter().rev() {
+                    self.undecoded.push_front(part);
                 }
                 self.decode();
                 continue;
@@ -188,12 +204,11 @@ impl Session {
                 if !buries || Instant::now() >= close_at {
                     return self.close().await;
                 }
-            } else if !has_last && self.fetches() > 0 {
-                if self.undecoded.is_empty() {
-                    self.fetch().await;
-                } else {
-                    self.decode();
-                }
+            } else if wanted && self.undecoded.is_empty() && self.last.len() < LAST_MAX {
+                self.fetch().await;
+                continue;
+            } else if wanted && !self.undecoded.is_empty() && !waits {
+                self.decode();
                 continue;
             }
             tokio::select! {
@@ -206,6 +221,7 @@ impl Session {
                 () = stopped(&mut stop), if close_at.is_none() => {}
                 () = sleep_until(close_at.unwrap_or(self.release_at)), if close_at.is_some() => {}
                 () = sleep_until(self.release_at), if !self.undecoded.is_empty() => self.release_undecoded(),
+                () = sleep_until(self.renew_at), if !self.last.is_empty() => {}
             }
         }
     }
@@ -328,10 +344,10 @@ impl Session {
         while let Some(mut part) = self.undecoded.pop_front() {
             let (now, lock) = (Instant::now(), self.engine.shared.lock());
             if part.until <= now {
-                // The broker has ended the locks.
-                continue;
-            }
-            if part.until < now + lock / 2 {
+                // The broker has ended the locks. Where it has dropped the record, a dead letter is all that can be left of it.
+                part.without_last(self.engine.settings.limit);
+                part.until = now + lock;
+            } else if part.until < now + lock / 2 {
                 // Too little is left for a handler.
                 self.release(&mut part, session);
             }
@@ -380,17 +396,27 @@ impl Session {
     /// delivered for the last time stays locked, until the dead letters before it are written.
     fn release_undecoded(&mut self) {
         self.fetch_max = self.decoded.max(1);
-        let (undecoded, lock) = (std::mem::take(&mut self.undecoded), self.engine.shared.lock());
+        let undecoded = std::mem::take(&mut self.undecoded);
         let Some(session) = self.id else { return };
         for mut part in undecoded {
             self.release(&mut part, session);
             if !part.locked.is_empty() {
-                self.acknowledge_all(part.partition, part.locked.clone(), session, Kind::Renew);
-                part.until = Instant::now() + lock;
-                self.undecoded.push_back(part);
+                self.last.push_back(part);
             }
         }
-        self.release_at = Instant::now() + lock / 3;
+        self.renew_last();
+    }
+
+    /// Keeps what was delivered for the last time locked.
+    fn renew_last(&mut self) {
+        let (last, lock) = (std::mem::take(&mut self.last), self.engine.shared.lock());
+        let Some(session) = self.id else { return };
+        for mut part in last {
+            self.acknowledge_all(part.partition, part.locked.clone(), session, Kind::Renew);
+            part.until = Instant::now() + lock;
+            self.last.push_back(part);
+        }
+        self.renew_at = Instant::now() + lock / 3;
     }
 
     /// Gives back what is not decoded, except what the broker would drop then.
@@ -470,6 +496,7 @@ impl Session {
                 if let (Some(open), Some(id)) = (&mut self.open, self.id) {
                     open.partitions.remove(&partition);
                     self.undecoded.retain(|part| part.partition != partition);
+                    self.last.retain(|part| part.partition != partition);
                     self.engine.partition_failed(id, partition, error, "");
                 }
                 Err(AckError::Stale)
@@ -566,6 +593,7 @@ impl Session {
 
     fn end(&mut self) {
         self.undecoded.clear();
+        self.last.clear();
         self.open = None;
         if let Some(id) = self.id.take() {
             self.engine.shared.lost(id, None);

@@ -139,7 +139,8 @@ async fn last_deliveries_are_decoded_when_those_before_them_are_written() {
     session.release_undecoded();
     let found: Vec<_> = session.waiting.iter().map(|ack| (ack.place.offset, ack.kind)).collect();
     assert_eq!(found, [(2, Kind::Release), (0, Kind::Renew), (1, Kind::Renew)]);
-    assert!(session.undecoded[0].until >= until - Duration::from_secs(1), "they are locked for longer");
+    assert!(session.last[0].until >= until - Duration::from_secs(1), "they are locked for longer");
+    assert!(session.undecoded.is_empty(), "they do not keep the session from other records");
 
     let (mut session, _acks) = session_and_handle();
     session.undecoded.push_back(last);
@@ -223,8 +224,14 @@ async fn what_is_not_decoded_ends_with_its_session_and_with_its_locks() {
     let small = encoded(0, &["a".into()], Compression::None);
     let mut late = part(std::slice::from_ref(&small), [0]);
     late.until = Instant::now();
+    session.undecoded.push_back(late.clone());
+    session.decode();
+    assert!(!session.engine.buries());
+    // The broker has dropped this one.
+    late.locked.insert(0, 5);
     session.undecoded.push_back(late);
     session.decode();
+    assert!(session.engine.buries());
     session.undecoded.push_back(part(&[small], [0]));
     session.end();
     session.decode();
