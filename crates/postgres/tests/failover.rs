@@ -287,7 +287,15 @@ async fn an_asynchronous_failover(unreceived: usize) {
     while sent.len() < MESSAGES {
         if unreceived > 0 && receiver.is_none() && sent.len() >= MESSAGES - unreceived {
             site.wait_for_standby().await;
-            receiver = Some(site.cluster.stop_receiver().unwrap());
+            // It may be between two connections.
+            let start = Instant::now();
+            while receiver.is_none() {
+                match site.cluster.stop_receiver() {
+                    Ok(stopped) => receiver = Some(stopped),
+                    Err(problem) => assert!(start.elapsed() < PATIENCE, "{problem}"),
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
         }
         let batch = store.send(&jobs, vec![NewMessage::new("x"); 50]).await.unwrap();
         sent.extend(batch.into_iter().map(|one| one.unwrap().id));
